@@ -1,0 +1,26 @@
+"""Time models of single kernels: pure functions on numbers, vectorised; no GPU and no model names inside.
+
+Every function returns a `KernelTime` of broadcast arrays and takes a small frozen fit object with attainable rates and fixed times;
+`gpu_profiles.fits.kernel_fit` finds the fit for a GPU and engine, `*.from_gpu` makes a prior from a profile alone.
+"""
+
+from planner.kernels.attention import (
+    AttentionFit,
+    MlaFit,
+    attention_from_gpu,
+    attention_time,
+    mla_from_gpu,
+    mla_time,
+    padded_rows,
+)
+from planner.kernels.base import BOUNDS, KernelTime
+from planner.kernels.comm import CommFit, allgather_time, allreduce_time, alltoall_time
+from planner.kernels.gemm import GemmFit, gemm_time
+from planner.kernels.moe import MoeFit, effective_top_k, experts_touched, moe_time
+from planner.kernels.state import StateFit, state_time
+
+__all__ = [
+    "BOUNDS", "AttentionFit", "CommFit", "GemmFit", "KernelTime", "MlaFit", "MoeFit", "StateFit", "allgather_time", "allreduce_time",
+    "alltoall_time", "attention_from_gpu", "attention_time", "effective_top_k", "experts_touched", "gemm_time", "mla_from_gpu",
+    "mla_time", "moe_time", "padded_rows", "state_time",
+]  # fmt: skip

@@ -1,0 +1,48 @@
+"""What every kernel model shares: the result, the smooth maximum, the way numbers come from a profile."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+#: A number or an array; every argument of a kernel model broadcasts against the others.
+Num = float | npt.NDArray[np.float64]
+Array = npt.NDArray[np.float64]
+
+#: Order of `KernelTime` parts, and the words that name them.
+BOUNDS = ("memory", "compute", "launch")
+
+
+class KernelTime(NamedTuple):
+    """Seconds of one kernel and its parts. `time_s` is not their sum: memory and compute overlap."""
+
+    time_s: Array
+    memory_s: Array
+    compute_s: Array
+    fixed_s: Array
+
+    def bound(self) -> npt.NDArray[np.str_]:
+        """What binds, element by element: memory, compute or launch (the largest part)."""
+        parts = np.stack(np.broadcast_arrays(self.memory_s, self.compute_s, self.fixed_s))
+        return np.asarray(np.asarray(BOUNDS)[np.argmax(parts, axis=0)], dtype=np.str_)
+
+
+def as_array(value: object) -> Array:
+    """float64 view of a number or array."""
+    return np.asarray(value, dtype=np.float64)
+
+
+def smooth_max(a: Array, b: Array, p: float) -> Array:
+    """(a^p + b^p)^(1/p): the p-norm knee between two overlapping costs; p = inf is max, p = 1 no overlap at all."""
+    high, low = np.maximum(a, b), np.minimum(a, b)
+    if not np.isfinite(p):
+        return high
+    ratio = np.divide(low, high, out=np.zeros_like(high), where=high > 0)
+    return np.asarray(high * np.exp(np.log1p(np.power(ratio, p)) / p), dtype=np.float64)
+
+
+def log_interp(x: Array, nodes: tuple[float, ...], values: tuple[float, ...]) -> Array:
+    """exp of the linear interpolation of `values` over log(nodes), constant outside. Two neighbouring nodes (64, 65) make a step."""
+    return np.asarray(np.exp(np.interp(np.log(x), np.log(nodes), values)), dtype=np.float64)
