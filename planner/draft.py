@@ -1,0 +1,103 @@
+"""What a round of drafting costs, by drafter family (DESIGN section 3).
+
+Sequential drafters (external model, EAGLE-3, MTP): one pass that also extends the drafter over the tokens just verified, then D - 1
+passes of one row per sequence. Block drafters (DFlash, DSpark, PARD): one pass over the whole block, for DSpark a light sequential head
+on top. n-gram and suffix look-up: host time only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.ops import Gemm, Num, Op, PassPlan, Segment, VectorOp, cache_bytes, pass_ops, weight_bytes
+from planner.roofline import Machine
+
+SEQUENTIAL = ("external", "eagle3", "mtp")
+PARALLEL = ("dflash", "dspark", "pard")
+LOOKUP = ("ngram", "suffix")
+
+
+class DraftCost(NamedTuple):
+    """Seconds of drafting in one round, and the passes it took."""
+
+    kernel_s: NDArray[np.float64]
+    passes: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """A drafter placed on a machine. `body` is None for look-up drafters."""
+
+    kind: str
+    body: PassPlan | None
+    machine: Machine
+    markov_rank: int = 0
+    """DSpark: rank of the sequential head over the vocabulary; 0 = none."""
+    link_s: float = 0.0
+    """Round trip to a drafter on its own device."""
+    embed_params: int = 0
+    """Vocabulary table the drafter keeps for itself (0 = shares the target's)."""
+    head_params: int = 0
+
+    @property
+    def weight_bytes(self) -> float:
+        """Weights on one of the drafter's ranks."""
+        if self.body is None:
+            return 0.0
+        own = weight_bytes(self.body.network, self.body.layout, self.body.dtypes)
+        return own + 2.0 * (self.embed_params + self.head_params) / self.body.layout.tp
+
+    def cache_bytes(self, context_len: Num) -> Num:
+        """The drafter's own KV cache per sequence on one rank."""
+        if self.body is None:
+            return np.float64(0.0)
+        return cache_bytes(self.body.network, self.body.layout.tp, self.body.dtypes.kv, context_len=context_len)
+
+    def round(self, num_seqs: Num, context_len: Num, draft_len: Num) -> DraftCost:
+        """Cost of drafting `draft_len` tokens for each of num_seqs sequences (per rank); nothing where draft_len is 0."""
+        d = np.asarray(draft_len, dtype=np.float64)
+        used = d > 0
+        if self.body is None:
+            return DraftCost(np.zeros(np.broadcast(num_seqs, d).shape), np.zeros_like(d))
+        if self.kind in PARALLEL:
+            block = self._pass_s(num_seqs, np.maximum(d, 1.0) + (self.kind != "dspark"), context_len, np.maximum(d, 1.0))
+            return DraftCost(np.where(used, block + self._markov_s(num_seqs, d) + self.link_s, 0.0), np.where(used, 1.0, 0.0))
+        # an external model re-reads at most the last token and the bonus; a head re-reads every row that was verified
+        extend_rows = 2.0 if self.kind == "external" else 1.0 + d
+        first = self._pass_s(num_seqs, extend_rows, context_len, 1.0)
+        total = first
+        if (d > 1).any():
+            total = first + np.maximum(d - 1.0, 0.0) * self._pass_s(num_seqs, 1.0, context_len + d / 2.0, 1.0)
+        return DraftCost(np.where(used, total + self.link_s, 0.0), np.where(used, d, 0.0))
+
+    def _pass_s(self, num_seqs: Num, query_len: Num, context_len: Num, sampled_rows: Num) -> NDArray[np.float64]:
+        assert self.body is not None
+        return self.machine.pass_time(self.pass_ops(num_seqs, query_len, context_len, sampled_rows)).time_s
+
+    def pass_ops(self, num_seqs: Num, query_len: Num, context_len: Num, sampled_rows: Num) -> list[Op]:
+        """Operations of one draft pass; the arg-max over the (reduced) vocabulary is one read of the logits."""
+        assert self.body is not None
+        segment = Segment(num_seqs, query_len, np.asarray(context_len) + np.asarray(query_len) / 2.0, sampled_rows)
+        ops = pass_ops(self.body, [segment], sampling=False)
+        vocab = self.body.network.head_vocab
+        return [*ops, VectorOp("arg-max", 2.0 * np.asarray(num_seqs) * sampled_rows * vocab, 1)] if vocab else ops
+
+    def _markov_s(self, num_seqs: Num, draft_len: NDArray[np.float64]) -> Num:
+        """DSpark's sequential head: per drafted token one rank x vocabulary product and its launches."""
+        if not self.markov_rank or self.body is None:
+            return 0.0
+        vocab = self.body.network.head_vocab
+        step = self.machine.op_time(Gemm("Markov head", num_seqs, vocab // self.body.layout.tp, self.markov_rank, 1, "bf16", "bf16"))
+        return draft_len * step.time_s
+
+    def prefill_s(self, input_len: Num) -> Num:
+        """The drafter reads the prompt too."""
+        if self.body is None:
+            return 0.0
+        return self._pass_s(1.0, input_len, np.asarray(input_len) / 2.0, 1.0)
+
+

@@ -1,0 +1,217 @@
+"""An operation on a machine -> seconds and what binds. Knows GPUs and no model.
+
+A `Machine` is one GPU profile under one engine: it finds the fitted kernel numbers for each dtype (or the profile's prior) and the
+attention kernel that the engine uses there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_profiles.fits import Fitted, kernel_fit
+from gpu_profiles.load import load_attention_kernel
+from gpu_profiles.schema import AttentionKernel, EngineProfile, GpuProfile
+from planner.kernels import (
+    KernelTime,
+    allgather_time,
+    allreduce_time,
+    alltoall_time,
+    attention_time,
+    gemm_time,
+    mla_time,
+    moe_time,
+    state_time,
+)
+from planner.ops import AllGather, AllReduce, AllToAll, ExpertsOp, Gemm, KvOp, LatentOp, Num, Op, StateOp, VectorOp
+from planner.units import bytes_per_element
+
+#: Order of the parts of a pass; the words users see under "bound".
+PARTS = ("memory", "compute", "launch", "network")
+
+
+class PassTime(NamedTuple):
+    """Seconds of one pass and how they divide. The parts say what binds each operation; they add up to time_s."""
+
+    time_s: NDArray[np.float64]
+    memory_s: NDArray[np.float64]
+    compute_s: NDArray[np.float64]
+    launch_s: NDArray[np.float64]
+    network_s: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One GPU under one engine. Fits are looked up once per dtype."""
+
+    gpu: GpuProfile
+    engine: EngineProfile
+    attention_backend: str | None = None
+    """Overrides the engine's own choice of attention kernel."""
+    _cache: dict[tuple[str, str], Fitted[Any]] = field(default_factory=dict, compare=False, repr=False)
+
+    def fit(self, op: str, dtype: str) -> Fitted[Any]:
+        """Fitted numbers of a kernel class in a dtype, with provenance and residual band."""
+        key = (op, dtype)
+        if key not in self._cache:
+            self._cache[key] = kernel_fit(op, self.gpu, self.engine.id, dtype)
+        return self._cache[key]
+
+    def attention_kernel(self, kind: str) -> AttentionKernel:
+        """Descriptor of the attention kernel for gqa, mla or sparse attention."""
+        return load_attention_kernel(self.attention_backend or self.engine.attention_kernel_id(self.gpu.arch, kind))
+
+    def op_time(self, op: Op) -> KernelTime:
+        """Seconds of ONE execution of `op` (multiply by op.count for a pass)."""
+        match op:
+            case Gemm():
+                return self._gemm(op)
+            case KvOp():
+                return self._kv(op)
+            case LatentOp():
+                return self._latent(op)
+            case ExpertsOp():
+                return self._experts(op)
+            case StateOp():
+                return state_time(op.num_seqs, op.query_len, op.state_bytes, op.flop, self.fit("state", "bf16").value)
+            case VectorOp():
+                moved = np.asarray(op.bytes, dtype=np.float64) / (self.gpu.bytes_per_s * self.gpu.bandwidth_eff)
+                zero = np.zeros_like(moved)
+                return KernelTime(moved + self.gpu.launch_s, moved, zero, zero + self.gpu.launch_s)
+            case AllReduce():
+                return allreduce_time(op.bytes, op.ranks, self.fit("allreduce", "bf16").value)
+            case AllGather():
+                return allgather_time(op.bytes, op.ranks, self.fit("allgather", "bf16").value)
+            case AllToAll():
+                return alltoall_time(op.bytes, op.ranks, self.fit("alltoall", "bf16").value)
+
+    def _gemm(self, op: Gemm) -> KernelTime:
+        fitted = self.fit("gemm", gemm_key(op.weights_dtype, op.act_dtype, op.block_scaled))
+        return gemm_time(
+            op.rows, op.n, op.k, fitted.value, weight_bytes_per_element=bytes_per_element(op.weights_dtype),
+            act_bytes_per_element=bytes_per_element(op.act_dtype),
+        )  # fmt: skip
+
+    def _kv(self, op: KvOp) -> KernelTime:
+        kernel = self.attention_kernel("sparse" if op.gathers_per_query else "gqa")
+        fit = self.fit("attention", op.kv_dtype).value
+        heads = (float(op.num_heads), float(op.num_kv_heads))
+        size = bytes_per_element(op.kv_dtype) * (0.5 if op.core.k_is_v else 1.0)
+
+        def dense(num_seqs: Num, query_len: Num, context_len: Num) -> KernelTime:
+            return attention_time(
+                num_seqs, query_len, context_len, num_heads=heads[0], num_kv_heads=heads[1], head_dim=op.core.head_dim,
+                v_head_dim=op.core.v_head_dim, kv_bytes_per_element=size, fit=fit, kernel=kernel,
+            )  # fmt: skip
+
+        if op.core.sparse_topk is not None:
+            chosen = np.minimum(np.asarray(op.attended_len, dtype=np.float64), op.core.sparse_topk)
+            gathered = dense(op.num_seqs * op.query_len, 1.0, chosen)
+            whole = dense(op.num_seqs, op.query_len, op.attended_len)
+            return add(cheaper(gathered, whole), self._indexer(op.index_flop, op.index_bytes))
+        if op.core.window is not None:
+            # a chunk longer than its window is many window-sized chunks, each row seeing one window
+            split = np.maximum(np.asarray(op.query_len, dtype=np.float64) / op.core.window, 1.0)
+            seen = np.where(split > 1.0, 1.5 * op.core.window, op.attended_len)
+            return dense(op.num_seqs * split, op.query_len / split, seen)
+        return dense(op.num_seqs, op.query_len, op.attended_len)
+
+    def _latent(self, op: LatentOp) -> KernelTime:
+        fit, core = self.fit("mla", op.kv_dtype).value, op.core
+
+        def absorbed(num_seqs: Num, query_len: Num, context_len: Num) -> KernelTime:
+            kernel = self.attention_kernel("mla" if core.sparse_topk is None else "sparse")
+            return mla_time(
+                num_seqs, query_len, context_len, num_heads=float(op.num_heads), kv_rank=core.kv_rank, rope_dim=core.rope_dim,
+                kv_bytes_per_element=bytes_per_element(op.kv_dtype), fit=fit, kernel=kernel,
+            )  # fmt: skip
+
+        def materialised() -> KernelTime:
+            """Long query chunks expand the latent to per-head keys and values: nope + rope + v FLOP instead of 2r + rope."""
+            return attention_time(
+                op.num_seqs, op.query_len, op.context_len, num_heads=float(op.num_heads), num_kv_heads=float(op.num_heads),
+                head_dim=core.nope_dim + core.rope_dim, v_head_dim=core.v_head_dim, kv_bytes_per_element=2.0,
+                fit=self.fit("attention", "bf16").value, kernel=None,
+            )  # fmt: skip
+
+        if core.sparse_topk is None:
+            return pick(np.asarray(op.query_len) > 64.0, materialised, lambda: absorbed(op.num_seqs, op.query_len, op.context_len))
+        gathered = absorbed(op.num_seqs * op.query_len, 1.0, op.selected_len)
+        index = self._indexer(op.index_flop, np.asarray(op.num_seqs) * op.context_len * float(core.index_kv_per_token))
+        return add(pick(np.asarray(op.query_len) > 64.0, lambda: cheaper(gathered, materialised()), lambda: gathered), index)
+
+    def _indexer(self, flop: Num, moved: Num) -> KernelTime:
+        """Scores of token-sparse attention: 8-bit where the GPU has it, else 16-bit."""
+        dtype = "fp8" if "fp8" in self.gpu.peak_flop_per_s else "fp16"
+        compute = np.asarray(flop, dtype=np.float64) / (self.gpu.peak(dtype) * self.gpu.matmul_eff.get(dtype, 0.7) * 0.5)
+        memory = np.asarray(moved, dtype=np.float64) / (self.gpu.bytes_per_s * self.gpu.bandwidth_eff)
+        memory, compute = np.broadcast_arrays(memory, compute)
+        fixed = np.full(memory.shape, 2 * self.gpu.launch_s)
+        return KernelTime(np.maximum(memory, compute) + fixed, memory, compute, fixed)
+
+    def _experts(self, op: ExpertsOp) -> KernelTime:
+        fitted = self.fit("moe", gemm_key(op.weights_dtype, op.act_dtype, op.block_scaled))
+        return moe_time(
+            op.rows, top_k=float(op.core.top_k), width=float(op.core.width), ffn=op.ffn, experts_touched=op.touched, fit=fitted.value,
+            weight_bytes_per_element=bytes_per_element(op.weights_dtype), matrices=float(op.core.matrices),
+            num_experts=float(op.core.num_experts), local_experts=op.core.num_experts / op.ep,
+        )  # fmt: skip
+
+    def pass_time(self, ops: Sequence[Op]) -> PassTime:
+        """Sum over operations; each one's time goes to the part that binds it."""
+        total = memory = compute = launch = network = np.float64(0.0)
+        for op in ops:
+            t = self.op_time(op)
+            spent = op.count * t.time_s
+            total = total + spent
+            if isinstance(op, AllReduce | AllGather | AllToAll):
+                network = network + spent
+                continue
+            fixed = np.minimum(op.count * t.fixed_s, spent)
+            launch = launch + fixed
+            by_memory = t.memory_s >= t.compute_s
+            memory = memory + np.where(by_memory, spent - fixed, 0.0)
+            compute = compute + np.where(by_memory, 0.0, spent - fixed)
+        return PassTime(*(np.asarray(x, dtype=np.float64) for x in (total, memory, compute, launch, network)))
+
+
+def gemm_key(weights_dtype: str, act_dtype: str, block_scaled: bool) -> str:
+    """Name of the kernel stack a weight runs in: its arithmetic when both agree, `w4a16`-like when only storage is small."""
+    if weights_dtype == "fp8" and act_dtype == "fp8":
+        return "fp8_block" if block_scaled else "fp8"
+    if weights_dtype == act_dtype:
+        return weights_dtype
+    return f"{weights_dtype}/{act_dtype}"
+
+
+def add(a: KernelTime, b: KernelTime) -> KernelTime:
+    """One after the other."""
+    return KernelTime(*(np.asarray(x + y) for x, y in zip(a, b, strict=True)))
+
+
+def cheaper(a: KernelTime, b: KernelTime) -> KernelTime:
+    """Element by element the faster of two ways to compute the same thing."""
+    first = a.time_s <= b.time_s
+    return KernelTime(*(np.where(first, x, y) for x, y in zip(a, b, strict=True)))
+
+
+def pick(mask: NDArray[np.bool_], yes: Any, no: Any) -> KernelTime:
+    """Lazy where: computes only the branches that occur."""
+    if mask.all():
+        return yes()  # type: ignore[no-any-return]
+    if not mask.any():
+        return no()  # type: ignore[no-any-return]
+    return KernelTime(*(np.where(mask, x, y) for x, y in zip(yes(), no(), strict=True)))
+
+
+@lru_cache(maxsize=256)
+def machine(gpu: str, engine: str, attention_backend: str | None = None) -> Machine:
+    """The machine of a GPU name and an engine name. Raises ProfileError for unknown ones."""
+    from gpu_profiles.load import load_engine, load_gpu
+
+    return Machine(load_gpu(gpu), load_engine(engine), attention_backend)

@@ -1,0 +1,141 @@
+"""Rounds under traffic: how many sequences run, what prefill takes from them, what a user and the deployment see.
+
+Closed loop: `concurrency` requests are always in flight; memory and the engine's limits cap those that run, the rest queue. Open loop:
+requests arrive at a rate and the running number follows from Little's law. Prompts are prefilled in chunks that ride on decode steps
+(mode agg) or elsewhere (disagg). Everything broadcasts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.deployment import Deployment
+from planner.ops import Num
+from planner.roofline import PassTime
+from planner.round import Round, prefill_time, round_time
+
+F = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Lengths in tokens. Pure decode at a context: output_len = inf, input_len = 1."""
+
+    context_len: Num
+    """Mean context while decoding: input + output / 2."""
+    input_len: Num
+    output_len: Num
+    cached_len: Num = 0.0
+    prefill_elsewhere: bool = False
+
+    @classmethod
+    def of_lengths(cls, input_len: Num, output_len: Num, cached_len: Num = 0.0, *, prefill_elsewhere: bool = False) -> Traffic:
+        i, o = np.asarray(input_len, dtype=np.float64), np.asarray(output_len, dtype=np.float64)
+        return cls(i + o / 2.0, i, o, cached_len, prefill_elsewhere)
+
+    @classmethod
+    def at_context(cls, context_len: Num) -> Traffic:
+        c = np.asarray(context_len, dtype=np.float64)
+        return cls(c, np.ones_like(c), np.full_like(c, np.inf))
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What measured runs of this deployment say about the model's error: round_s becomes scale x round_s + add_s."""
+
+    scale: Num = 1.0
+    add_s: Num = 0.0
+
+
+class Served(NamedTuple):
+    """What users and the deployment see; parts of the round included. Arrays broadcast together."""
+
+    tpot_s: F
+    ttft_s: F
+    """Service and prefill contention, without queueing for a running slot; nan where no prefill is modelled here."""
+    queue_s: F
+    """Waiting for a slot when more requests are in flight than run."""
+    tokens_per_s: F
+    num_seqs: F
+    capacity_seqs: F
+    round: Round
+    acceptance_len: F
+
+
+def serve(
+    dep: Deployment, *, concurrency: Num, draft_len: Num, acceptance_len: Num, traffic: Traffic, anchor: Anchor | None = None
+) -> Served:
+    """Steady state of a closed loop."""
+    d, al = np.asarray(draft_len, dtype=np.float64), np.asarray(acceptance_len, dtype=np.float64)
+    capacity = dep.capacity_seqs(traffic.context_len, d)
+    wanted = np.asarray(concurrency, dtype=np.float64)
+    num_seqs = np.minimum(np.minimum(wanted, float(dep.max_num_seqs)), np.maximum(capacity, 1.0))
+    per_rank = np.ceil(num_seqs / dep.layout.dp)
+    in_pass = np.ceil(per_rank / dep.layout.pp)
+    cost = anchored(round_time(dep, in_pass, traffic.context_len, d), anchor)
+    tpot = cost.round_s / al
+    scale = 1.0 if anchor is None else anchor.scale
+    marginal, whole = prefill_cost(dep, in_pass, traffic, d, scale)
+    others = np.maximum(per_rank - 1.0, 0.0) / dep.layout.pp
+    tpot = tpot + dep.overheads["prefill_share"] * others / traffic.output_len * marginal
+    busy = np.minimum(per_rank * marginal / (traffic.output_len * tpot), 0.9)
+    service = whole * (1.0 + busy / (2.0 * (1.0 - busy))) + cost.round_s / 2.0
+    pure = ~np.isfinite(np.asarray(traffic.output_len))
+    known = np.where(pure | traffic.prefill_elsewhere, 0.0, service)
+    with np.errstate(invalid="ignore"):
+        lasting = known + np.maximum(traffic.output_len - 1.0, 1.0) * tpot
+        rate = np.where(pure, num_seqs / tpot, num_seqs * traffic.output_len / lasting)
+    queue = np.where(pure, 0.0, np.maximum(wanted - num_seqs, 0.0) / num_seqs * np.where(pure, 0.0, lasting))
+    ttft = np.where(pure | traffic.prefill_elsewhere, np.nan, service)
+    tpot, ttft, queue, rate, num_seqs, capacity, al = np.broadcast_arrays(tpot, ttft, queue, rate, num_seqs, capacity, al)
+    return Served(tpot, ttft, queue, rate, num_seqs, capacity, cost, al)
+
+
+def prefill_cost(dep: Deployment, in_pass: Num, traffic: Traffic, draft_len: Num, scale: Num) -> tuple[Num, Num]:
+    """(marginal, whole) seconds of a prompt's prefill; the drafter's own only where it drafts."""
+    if traffic.prefill_elsewhere or not np.isfinite(np.asarray(traffic.output_len)).any():
+        return 0.0, 0.0
+    marginal, whole, draft = prefill_time(dep, in_pass, traffic.context_len, traffic.input_len, traffic.cached_len)
+    drafting = np.where(np.asarray(draft_len) > 0, draft, 0.0)
+    return (marginal + drafting) * scale, (whole + drafting) * scale
+
+
+def anchored(cost: Round, anchor: Anchor | None) -> Round:
+    """A round corrected by an anchor: every part scaled, the additive term booked as overhead."""
+    if anchor is None:
+        return cost
+    s = np.asarray(anchor.scale, dtype=np.float64)
+    add = np.asarray(anchor.add_s, dtype=np.float64)
+    overhead = cost.overhead_s * s + add
+    return Round(cost.round_s * s + add, cost.draft_s * s, cost.verify_s * s, overhead, PassTime(*(p * s for p in cost.parts)), cost.eager)
+
+
+def plain(dep: Deployment) -> Deployment:
+    """The same deployment without any speculative configuration."""
+    return dep if dep.drafter is None and not dep.k0_tier else replace(dep, drafter=None, draft=None, k0_tier=False)
+
+
+def solve_open_loop(
+    dep: Deployment, *, rate_per_s: float, draft_len: int, acceptance_len: float, traffic: Traffic, anchor: Anchor | None = None
+) -> tuple[float, bool]:
+    """(running requests, saturated) at an arrival rate: the smallest N with N >= rate x latency(N) (Little's law, fixed point in N).
+
+    latency grows with N, so the first crossing on an ascending grid is the stable one; between grid points it is interpolated.
+    """
+    top = float(min(dep.max_num_seqs, max(1.0, float(dep.capacity_seqs(traffic.context_len, draft_len).max()))))
+    grid = np.unique(np.round(np.geomspace(1.0, top, 48)))
+    s = serve(dep, concurrency=grid, draft_len=draft_len, acceptance_len=acceptance_len, traffic=traffic, anchor=anchor)
+    lasting = np.nan_to_num(s.ttft_s) + np.maximum(np.asarray(traffic.output_len) - 1.0, 1.0) * s.tpot_s
+    excess = grid - rate_per_s * lasting
+    stable = np.flatnonzero(excess >= 0)
+    if not len(stable):
+        return top, True
+    i = int(stable[0])
+    if i == 0:
+        return 1.0, False
+    low, high = excess[i - 1], excess[i]
+    return float(grid[i - 1] + (grid[i] - grid[i - 1]) * (-low) / (high - low)), False
