@@ -6,13 +6,28 @@ SI base units (bytes, bytes/s, FLOP/s, seconds); peaks are dense, one multiply-a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
 from planner.errors import ProfileError
 
 Origin = Literal["datasheet", "measured", "fitted", "assumed", "announced"]
+
+#: Storage dtypes that need no unpacking.
+WIDE_DTYPES = frozenset({"bf16", "fp16", "fp32"})
+
+#: Seconds an engine adds, by what they scale with.
+OVERHEAD_KEYS = (
+    "per_step_s",  # every forward step, speculation or not
+    "per_layer_s",  # target layer and step, what kernel sums miss
+    "per_seq_s",  # running sequence and step (scheduling, sampling, detokenising)
+    "per_draft_pass_s",  # sequential draft pass
+    "per_round_s",  # speculation round, on top of per_step_s
+    "per_verified_token_s",  # verified token on the rank
+    "per_schedule_step_s",  # plain step inside a schedule ("K=0 tier"), on top of per_step_s
+    "eager_kernel_s",  # kernel launched outside a CUDA graph
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,137 @@ class AttentionKernel:
     """Relative cost of a KV pass by tile size, smallest tile = 1 (vendor heuristic or fitted)."""
     source: str = ""
     note: str = ""
+    row_tiles_single: tuple[int, ...] = ()
+    """Other tiles when 1+D = 1 (plain decoding takes another code path)."""
+    tile_grows_with_group: bool = False
+    """A group wider than the last tile takes a tile of the next power of two, one token each."""
+    max_rows: int | None = None
+    """Rows above which the kernel has no valid configuration."""
+    origin: Origin = "assumed"
+    date: str = ""
 
     def tiles_for(self, head_dim: int) -> tuple[int, ...]:
         return dict(self.head_dim_tiles).get(head_dim, self.row_tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What an engine allows by default on one GPU type."""
+
+    max_num_seqs: int | None
+    """Sequences running at once; None = no limit."""
+    max_num_batched_tokens: int | None
+    """Token budget of one step (the chunk of a chunked prefill); None = no limit."""
+    cuda_graph_max: int
+    """Largest captured size, in the engine's own unit (see EngineProfile.cuda_graph_unit); 0 = nothing is captured."""
+    memory_frac: float
+    """Share of usable memory the engine takes for weights, KV cache and buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTier:
+    """Defaults below one memory size: engines choose their limits by the GPU's memory."""
+
+    below_bytes: float
+    limits: EngineLimits
+    reserve_bytes: float | None = None
+    """If given, memory_frac = 1 - reserve_bytes / usable memory."""
+    not_gpus: tuple[str, ...] = ()
+    """GPU id prefixes that this tier passes over, though their memory fits."""
+
+
+@dataclass(frozen=True)
+class EngineProfile:
+    """One serving engine: kernels it picks, limits it sets, time it adds. Methods answer for one GPU."""
+
+    id: str
+    name: str
+    version: str
+    """Release the facts were read from."""
+    attention_backends: Mapping[str, Mapping[str, str]]
+    """kind (gqa | mla | sparse) -> arch -> attention kernel id; arch `default` for the rest."""
+    native_act: Mapping[str, str]
+    """Storage dtype -> activation dtype where the GPU has a matmul peak for both; all else computes in 16 bit."""
+    dequant_factor: Mapping[str, float]
+    """arch (or `default`) -> share of the 16-bit rate that a weight-only GEMM keeps (unpacking costs issue slots)."""
+    tiers: tuple[EngineTier, ...]
+    """Ascending in below_bytes; the last has no bound."""
+    cuda_graph_unit: Literal["tokens", "seqs"]
+    """What a captured size counts: query tokens of the step, or sequences (then 1+D tokens each)."""
+    cuda_graph_sizes: tuple[int, ...]
+    """Sizes captured by default, ascending, before the limit; empty = every size runs as it is (no padding, no cliff)."""
+    cuda_graph_sizes_spec: tuple[int, ...]
+    """The same with speculation on (equal to cuda_graph_sizes for most)."""
+    max_running_with_speculation: int | None
+    """Running sequences with speculation on, unless the user says otherwise."""
+    drafters: Mapping[str, str | None]
+    """Drafter kind -> the engine's method name; None = not supported."""
+    schedule: Mapping[str, object] | None
+    """How draft length by batch size is configured; None = a fixed draft length only."""
+    async_scheduling: bool
+    """Host work of the next step runs beside the GPU's step by default."""
+    memory_frac_of: Literal["total", "free"]
+    """memory_frac applies to usable memory, or to what is free once the weights are loaded (then to the KV cache alone)."""
+    overheads: Mapping[str, float]
+    """Seconds the engine adds: see OVERHEAD_KEYS."""
+    aliases: tuple[str, ...] = ()
+    sources: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
+    """`sources["overheads.per_round_s"]`, `sources["limits"]`, ..."""
+    notes: tuple[str, ...] = ()
+
+    def attention_backend(self, arch: str, kind: str = "gqa") -> str:
+        """Attention kernel id this engine uses on `arch` for layers of `kind` (gqa, mla, sparse)."""
+        if kind not in self.attention_backends:
+            raise ProfileError(
+                f"no attention kernel for {kind!r} layers", where=f"engine {self.id}", expected=f"one of {sorted(self.attention_backends)}"
+            )  # fmt: skip
+        table = self.attention_backends[kind]
+        return table.get(arch, table["default"])
+
+    def act_dtype(self, weights_dtype: str, gpu: GpuProfile) -> tuple[str, float]:
+        """(activation dtype, dequantisation factor) of a GEMM whose weights are stored as `weights_dtype`.
+
+        The factor multiplies the FLOP rate: 1 for a native GEMM, less where weights are unpacked to 16 bit first.
+        """
+        peaks = gpu.peak_flop_per_s
+        act = self.native_act.get(weights_dtype)
+        if act is not None and weights_dtype in peaks and act in peaks:
+            return act, 1.0
+        wide: tuple[str, ...] = {"fp16": ("fp16", "bf16", "fp32"), "fp32": ("fp32",)}.get(weights_dtype, ("bf16", "fp16", "fp32"))
+        chosen = next((d for d in wide if d in peaks), None)
+        if chosen is None:
+            raise ProfileError(
+                f"no matmul peak that {weights_dtype} weights could compute in", where=f"GPU {gpu.id}, engine {self.id}",
+                got=sorted(peaks), expected=f"one of {list(wide)}", hint="Choose another weights dtype, or a GPU that has one of them.",
+            )  # fmt: skip
+        if weights_dtype in WIDE_DTYPES:
+            return chosen, 1.0
+        return chosen, self.dequant_factor.get(gpu.arch, self.dequant_factor["default"])
+
+    def limits(self, gpu: GpuProfile) -> EngineLimits:
+        """Default limits on `gpu` (one GPU's memory decides, whatever the tensor width)."""
+        usable = gpu.usable_memory_bytes
+        fits = (t for t in self.tiers if usable < t.below_bytes and not gpu.id.startswith(t.not_gpus))
+        tier = next(fits, self.tiers[-1])
+        if tier.reserve_bytes is None:
+            return tier.limits
+        return replace(tier.limits, memory_frac=max(0.05, 1.0 - tier.reserve_bytes / usable))
+
+    def captured_tokens(self, draft_len: int, gpu: GpuProfile, *, max_num_seqs: int | None = None) -> tuple[int, ...]:
+        """Query-token counts with a CUDA graph for a step of 1 + `draft_len` tokens per sequence, ascending.
+
+        A step is padded up to the next of them; above the last it runs without a graph. Empty = neither applies.
+        `max_num_seqs` is the deployment's own limit where it is set.
+        """
+        width = 1 + draft_len
+        base = self.cuda_graph_sizes_spec if draft_len else self.cuda_graph_sizes
+        limits = self.limits(gpu)
+        seqs = max_num_seqs or (self.max_running_with_speculation if draft_len else None) or limits.max_num_seqs
+        top = limits.cuda_graph_max
+        if self.cuda_graph_unit == "seqs":
+            top = min(top, seqs) if seqs else top
+            kept = {s for s in base if s <= top}
+            return tuple(sorted(s * width for s in (kept | {top} if base and top else kept)))
+        if seqs:
+            top = min(top, 2 * seqs * width)
+        return tuple(sorted({s for s in (-(-b // width) * width for b in base) if s <= top}))

@@ -1,0 +1,59 @@
+"""Reading an engine profile file (see schema.EngineProfile)."""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+from typing import Any, cast
+
+from gpu_profiles.reader import Reader
+from gpu_profiles.schema import OVERHEAD_KEYS, EngineLimits, EngineProfile, EngineTier
+
+
+def engine_from_json(data: object, where: str) -> EngineProfile:
+    """Check and build an engine profile; errors name the file and the field."""
+    r = Reader(data, where)
+    overheads = r.number_table("overheads", zero_ok=True)
+    unknown = sorted(set(overheads) ^ set(OVERHEAD_KEYS))
+    if unknown:
+        raise r.error(f"overheads.{unknown[0]}", "unknown or missing overhead", expected=f"exactly {list(OVERHEAD_KEYS)}")
+    backends = {kind: MappingProxyType(dict(table)) for kind, table in r.take("attention_backends").items()}
+    for kind, table in backends.items():
+        if "default" not in table:
+            raise r.error(f"attention_backends.{kind}", "no `default` kernel")
+    schedule = r.optional_object("schedule")
+    sizes = tuple(r.take("cuda_graph_sizes"))
+    running = r.optional_number("max_running_with_speculation", whole=True)
+    profile = EngineProfile(
+        id=r.text("id"), name=r.text("name"), version=r.text("version"), aliases=r.texts("aliases"), notes=r.texts("notes"),
+        attention_backends=MappingProxyType(backends), native_act=MappingProxyType(dict(r.take("native_act"))),
+        dequant_factor=r.number_table("dequant_factor", at_most=1.0),
+        tiers=tuple(_tier(cell, where, i) for i, cell in enumerate(r.take("tiers"))),
+        cuda_graph_unit=r.text("cuda_graph_unit"), cuda_graph_sizes=sizes,  # type: ignore[arg-type]
+        cuda_graph_sizes_spec=tuple(r.take_optional("cuda_graph_sizes_spec") or sizes),
+        max_running_with_speculation=None if running is None else int(running),
+        drafters=MappingProxyType(dict(r.take("drafters"))),
+        schedule=None if schedule is None else MappingProxyType(dict(schedule)),
+        async_scheduling=bool(r.take("async_scheduling")), memory_frac_of=cast(Any, r.text("memory_frac_of")),
+        overheads=overheads, sources=r.sources,
+    )  # fmt: skip
+    r.take_optional("limits_ref")
+    r.done()
+    return profile
+
+
+def _tier(data: object, where: str, index: int) -> EngineTier:
+    r = Reader(data, where, f"tiers.{index}.")
+    bound, reserve = r.take("below_bytes"), r.take_optional("reserve_bytes")
+    tier = EngineTier(
+        below_bytes=math.inf if bound is None else float(bound),
+        reserve_bytes=None if reserve is None else float(reserve),
+        not_gpus=r.texts("not_gpus"),
+        limits=EngineLimits(
+            max_num_seqs=r.take("max_num_seqs"), max_num_batched_tokens=r.take("max_num_batched_tokens"),
+            cuda_graph_max=r.take("cuda_graph_max"), memory_frac=r.take("memory_frac"),
+        ),
+    )  # fmt: skip
+    r.take("ref")
+    r.done()
+    return tier
