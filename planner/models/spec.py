@@ -62,6 +62,8 @@ class KvAttention:
     """Reads the cache of an earlier layer and stores none (Gemma num_kv_shared_layers)."""
     k_is_v: bool = False
     """Keys and values are one tensor, stored once."""
+    local_window: int = 0
+    """Recent tokens kept uncompressed beside the compressed entries (only with compress_ratio > 1)."""
     kind: Literal["gqa"] = "gqa"
 
 
@@ -151,6 +153,8 @@ class Mtp:
     vector_params: int = 0
     verified: bool = False
     """True only when the checkpoint's tensor index was seen to hold it; a config merely declares."""
+    weights_dtype: str | None = None
+    """Storage dtype of the block where it is known to be quantised; None = the model's base dtype, whatever the rest is."""
 
     @property
     def params(self) -> int:
@@ -171,9 +175,17 @@ class Quant:
     """Activation dtype of the quantised GEMMs where the scheme states it; None = the engine decides."""
     block_scaled: bool = False
     """fp8 with 128x128 block scales (another GEMM kernel than per-tensor)."""
+    matrices: tuple[tuple[str, str], ...] = ()
+    """Matrix names whose storage differs from their class (NVFP4 o_proj beside 16-bit q and kv projections)."""
+    act_by_class: tuple[tuple[TensorClass, str], ...] = ()
+    """Activation dtype per class where the classes differ (FP8 attention beside weight-only NVFP4 experts)."""
 
     def weights_dtype(self, tensor_class: TensorClass, base: str = "bf16") -> str:
         return dict(self.weights).get(tensor_class, base)
+
+    def matrix_dtype(self, matrix: Matrix, base: str = "bf16") -> str:
+        """Storage of one matrix: its own entry, else that of its class."""
+        return dict(self.matrices).get(matrix.name) or self.weights_dtype(matrix.tensor_class, base)
 
 
 @dataclass(frozen=True)
