@@ -29,17 +29,24 @@ def engine_from_json(data: object, where: str) -> EngineProfile:
         attention_backends=MappingProxyType(backends), native_act=MappingProxyType(dict(r.take("native_act"))),
         dequant_factor=r.number_table("dequant_factor", at_most=1.0),
         tiers=tuple(_tier(cell, where, i) for i, cell in enumerate(r.take("tiers"))),
-        cuda_graph_unit=r.text("cuda_graph_unit"), cuda_graph_sizes=sizes,  # type: ignore[arg-type]
+        cuda_graph_unit=cast(Any, _one_of(r, "cuda_graph_unit", "tokens", "seqs")), cuda_graph_sizes=sizes,
         cuda_graph_sizes_spec=tuple(r.take_optional("cuda_graph_sizes_spec") or sizes),
         max_running_with_speculation=None if running is None else int(running),
         drafters=MappingProxyType(dict(r.take("drafters"))),
         schedule=None if schedule is None else MappingProxyType(dict(schedule)),
-        async_scheduling=bool(r.take("async_scheduling")), memory_frac_of=cast(Any, r.text("memory_frac_of")),
+        async_scheduling=bool(r.take("async_scheduling")), memory_frac_of=cast(Any, _one_of(r, "memory_frac_of", "total", "free")),
         overheads=overheads, sources=r.sources,
     )  # fmt: skip
     r.take_optional("limits_ref")
     r.done()
     return profile
+
+
+def _one_of(r: Reader, field: str, *words: str) -> str:
+    word = r.text(field)
+    if word not in words:
+        raise r.error(field, "unknown word", got=word, expected=f"one of {list(words)}")
+    return word
 
 
 def _tier(data: object, where: str, index: int) -> EngineTier:

@@ -192,7 +192,7 @@ class EngineProfile:
     """`sources["overheads.per_round_s"]`, `sources["limits"]`, ..."""
     notes: tuple[str, ...] = ()
 
-    def attention_backend(self, arch: str, kind: str = "gqa") -> str:
+    def attention_kernel_id(self, arch: str, kind: str = "gqa") -> str:
         """Attention kernel id this engine uses on `arch` for layers of `kind` (gqa, mla, sparse)."""
         if kind not in self.attention_backends:
             raise ProfileError(

@@ -21,7 +21,7 @@ def _ceil_div(a: Ints, b: Ints) -> Ints:
 
 def _layout(kernel: AttentionKernel, gqa_group: ArrayLike, query_len: ArrayLike, head_dim: int) -> tuple[Ints, Ints]:
     """(tile rows, number of tiles) for every element of the broadcast inputs."""
-    group, query = np.broadcast_arrays(np.asarray(gqa_group, dtype=np.int64), np.asarray(query_len, dtype=np.int64))
+    group, query = np.broadcast_arrays(np.ceil(gqa_group).astype(np.int64), np.ceil(query_len).astype(np.int64))
     tile, count = _layout_for(kernel, group, query, kernel.tiles_for(head_dim))
     if kernel.row_tiles_single:
         tile_1, count_1 = _layout_for(kernel, group, query, kernel.row_tiles_single)

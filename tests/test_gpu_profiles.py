@@ -1,4 +1,4 @@
-"""GPU profiles against the table they come from, attention descriptors against the source code's rules, engine defaults.
+"""GPU profiles against the table they come from, their names, and files that users write.
 
 tests/golden/gpus.csv is a collected table (datasheets and vendor tools, read 2026-12-01); nothing in the package writes it.
 """
@@ -12,14 +12,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from gpu_profiles import attention_kernel_ids, engine_ids, gpu_from_json, gpu_ids, gpu_to_json, load_attention_kernel, load_engine, load_gpu
+from gpu_profiles import engine_ids, gpu_from_json, gpu_ids, gpu_to_json, load_engine, load_gpu
 from gpu_profiles.load import _packaged_gpu, build_gpu_index, normalise, resolve_gpu
 from gpu_profiles.schema import OVERHEAD_KEYS
-from gpu_profiles.tiles import max_draft_len_in_tile, num_row_tiles, padded_rows, relative_tile_cost, row_tile
 from planner.errors import ProfileError
 
 HERE = Path(__file__).parent
@@ -31,8 +31,9 @@ MIB, GIB = 2**20, 2**30
 
 
 @pytest.fixture
-def h200() -> dict[str, object]:
-    return json.loads((FILES / "gpus" / "h200-sxm.json").read_text(encoding="utf-8"))
+def h200() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((FILES / "gpus" / "h200-sxm.json").read_text(encoding="utf-8"))
+    return data
 
 
 # ---- numbers -------------------------------------------------------------------------------------------------------------------
@@ -124,8 +125,8 @@ def test_dtypes_a_gpu_lacks_are_absent() -> None:
 
 def test_usable_memory_is_what_the_tools_show() -> None:
     shown = {"h200": 143771, "h100": 81559, "a100": 81920, "b300": 275040, "gb300": 284208, "b200": 183359, "l40s": 46068, "l4": 23034}
-    for gpu, mib in shown.items():
-        assert load_gpu(gpu).usable_memory_bytes == mib * MIB
+    for name, mib in shown.items():
+        assert load_gpu(name).usable_memory_bytes == mib * MIB
     assert load_gpu("h200").usable_memory_bytes == pytest.approx(150.75e9, rel=1e-4)  # GiB, not 141e9
     for gpu in map(load_gpu, gpu_ids()):
         assert 0.88 * gpu.memory_bytes <= gpu.usable_memory_bytes <= gpu.memory_bytes, gpu.id
@@ -240,7 +241,7 @@ def test_a_profile_file_round_trips(tmp_path: Path) -> None:
         assert load_gpu(str(path)) == gpu
 
 
-def _set(data: dict, path: str, value: object) -> None:
+def _set(data: dict[str, Any], path: str, value: object) -> None:
     *parents, last = path.split("/")
     for key in parents:
         data = data[key]
@@ -272,7 +273,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("field", "value", "message"), BAD)
-def test_bad_profile_files_say_where(h200: dict, field: str, value: object, message: str) -> None:
+def test_bad_profile_files_say_where(h200: dict[str, Any], field: str, value: object, message: str) -> None:
     data = copy.deepcopy(h200)
     _set(data, field, value)
     with pytest.raises(ProfileError) as error:
@@ -280,7 +281,7 @@ def test_bad_profile_files_say_where(h200: dict, field: str, value: object, mess
     assert str(error.value).startswith(message)
 
 
-def test_missing_field_file_and_json(h200: dict, tmp_path: Path) -> None:
+def test_missing_field_file_and_json(h200: dict[str, Any], tmp_path: Path) -> None:
     del h200["launch_s"]
     with pytest.raises(ProfileError, match=r"^mine.json: launch_s: missing$"):
         gpu_from_json(h200, "mine.json")
@@ -294,175 +295,3 @@ def test_missing_field_file_and_json(h200: dict, tmp_path: Path) -> None:
         load_gpu(str(tmp_path / "list.json"))
     with pytest.raises(ProfileError, match="cannot be read"):
         load_gpu(str(tmp_path) + "/")
-
-
-# ---- attention kernels ---------------------------------------------------------------------------------------------------------
-
-
-def edges(kernel: str, group: int, head_dim: int = 128, longest: int = 64) -> list[int]:
-    """Query lengths 1+D after which one more token adds rows or tiles."""
-    query = np.arange(1, longest + 2)
-    rows = padded_rows(load_attention_kernel(kernel), group, query, head_dim)
-    return [int(q) for q in query[:-1][np.diff(rows) != 0]]
-
-
-def test_fa3_steps_at_128_rows_and_192_for_small_heads() -> None:
-    assert edges("fa3", 8) == [16, 32, 48, 64]  # R = 128k
-    assert edges("fa3", 8, head_dim=64) == [24, 48]  # R = 192k
-    assert edges("fa3", 8, head_dim=96) == [24, 48]
-    assert edges("fa3", 8, head_dim=256) == [16, 32, 48, 64]
-
-
-def test_fa2_loses_packing_at_the_first_draft_token() -> None:
-    fa2 = load_attention_kernel("fa2")
-    assert not fa2.packs_gqa
-    np.testing.assert_array_equal(num_row_tiles(fa2, 8, np.array([1, 2, 16, 64, 65])), [1, 8, 8, 8, 16])
-    np.testing.assert_array_equal(padded_rows(fa2, 8, np.array([1, 2, 64, 65])), [64, 512, 512, 1024])
-    np.testing.assert_array_equal(num_row_tiles(load_attention_kernel("torch-sdpa"), 4, [1, 2]), [1, 4])
-
-
-def test_trtllm_gen_takes_whole_tokens_in_tiles_of_8_to_128() -> None:
-    kernel = load_attention_kernel("trtllm-gen")
-    assert edges("trtllm-gen", 8, longest=32) == [1, 2, 4, 8, 16, 32]
-    np.testing.assert_array_equal(row_tile(kernel, 8, [1, 2, 3, 4, 5, 8, 9, 16, 17]), [8, 16, 32, 32, 64, 64, 128, 128, 128])
-    for group in (3, 5, 8, 12, 48):  # above one tile, every floor(128/G) tokens
-        per_tile = 128 // group
-        query = np.arange(1, 6 * per_tile)
-        tiles = num_row_tiles(kernel, group, query)
-        np.testing.assert_array_equal(tiles, -(-query // per_tile))
-    np.testing.assert_allclose(relative_tile_cost(kernel, 8, [1, 2, 4, 8, 16]), [1.0, 1.2, 1.48, 1.68, 2.2])
-
-
-def test_vllm_triton_holds_floor_16_over_g_tokens_and_never_splits() -> None:
-    kernel = load_attention_kernel("vllm-triton")
-    assert not kernel.split_kv_multi_query
-    for group in (1, 2, 3, 4, 5, 8, 16):
-        query = np.arange(1, 40)
-        np.testing.assert_array_equal(num_row_tiles(kernel, group, query), -(-query // (16 // group)))
-    assert edges("vllm-triton", 8, longest=6) == [2, 4, 6]
-    np.testing.assert_array_equal(padded_rows(kernel, 20, [1, 2]), [32, 64])  # BLOCK_M = next power of two, one token each
-
-
-def test_flashinfer_xqa_flashmla_and_flex() -> None:
-    assert edges("flashinfer-fa2", 8, longest=40) == [2, 8, 16, 32]  # R = 16, 64, 128k
-    assert edges("flashinfer-fa2", 8, head_dim=256, longest=17) == [2, 8, 16]
-    xqa = load_attention_kernel("xqa")
-    np.testing.assert_array_equal(padded_rows(xqa, 8, [1, 2, 4, 5]), [16, 32, 32, 64])
-    np.testing.assert_array_equal(padded_rows(load_attention_kernel("xqa-sm90-fp8"), 8, [1, 2, 4, 8, 9]), [8, 16, 32, 64, 128])
-    flashmla = load_attention_kernel("flashmla")
-    np.testing.assert_array_equal(num_row_tiles(flashmla, 128, [1, 2, 3]), [2, 4, 6])
-    np.testing.assert_array_equal(num_row_tiles(flashmla, 16, [1, 4, 5]), [1, 1, 2])
-    sparse = load_attention_kernel("flashmla-sparse")
-    np.testing.assert_array_equal(padded_rows(sparse, 128, [1, 2, 4]), [128, 256, 512])  # linear in 1+D
-    np.testing.assert_array_equal(padded_rows(load_attention_kernel("trtllm-gen-mla"), 16, [1, 2, 3]), [64, 128, 192])
-    flex = load_attention_kernel("flex-decode")
-    assert flex.max_rows == 128
-    np.testing.assert_array_equal(padded_rows(flex, 8, [1, 3, 5, 16]), [16, 32, 64, 128])
-
-
-def test_the_rule_of_the_source() -> None:
-    np.testing.assert_array_equal(max_draft_len_in_tile(128, [8, 16, 32, 64, 128, 192]), [15, 7, 3, 1, 0, 0])
-    fa3 = load_attention_kernel("fa3")
-    for group in (4, 8, 16, 32):
-        best = int(max_draft_len_in_tile(128, group))
-        assert num_row_tiles(fa3, group, 1 + best) == 1 and num_row_tiles(fa3, group, 2 + best) == 2
-
-
-@pytest.mark.parametrize("kernel_id", attention_kernel_ids())
-def test_rows_hold_for_every_kernel(kernel_id: str) -> None:
-    kernel = load_attention_kernel(kernel_id)
-    assert kernel.source and kernel.date
-    group, query = np.meshgrid(np.array([1, 3, 8, 16, 40, 128]), np.arange(1, 33))
-    rows = padded_rows(kernel, group, query)
-    assert (rows >= group * query).all()
-    assert (np.diff(rows, axis=0) >= 0).all()
-    assert (rows == row_tile(kernel, group, query) * num_row_tiles(kernel, group, query)).all()
-    assert rows[4, 2] == padded_rows(kernel, 8, 5)  # a scalar equals the grid
-
-
-def test_unknown_kernel() -> None:
-    with pytest.raises(ProfileError, match=r"unknown attention backend; got 'fa33'. Did you mean fa3"):
-        load_attention_kernel("fa33")
-
-
-# ---- engines -------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine_id", engine_ids())
-def test_engines_name_kernels_and_drafters_that_exist(engine_id: str) -> None:
-    engine = load_engine(engine_id)
-    for kind in ("gqa", "mla", "sparse"):
-        for gpu in map(load_gpu, gpu_ids()):
-            assert engine.attention_backend(gpu.arch, kind) in attention_kernel_ids()
-            limits = engine.limits(gpu)
-            assert 0 < limits.memory_frac <= 1
-    assert set(engine.drafters) == {"external", "eagle3", "mtp", "dflash", "dspark", "pard", "ngram", "suffix"}
-    assert set(engine.overheads) == set(OVERHEAD_KEYS)
-    assert all(v == 0 for v in engine.overheads.values()) == (engine_id == "ideal")
-    with pytest.raises(ProfileError, match="no attention kernel for 'mamba' layers; expected one of"):
-        engine.attention_backend("hopper", "mamba")
-
-
-def test_default_attention_backends() -> None:
-    vllm, sglang, trtllm = load_engine("vllm"), load_engine("sglang"), load_engine("tensorrt-llm")
-    assert [vllm.attention_backend(a) for a in ("hopper", "blackwell", "ampere", "cdna3")] == ["fa3", "trtllm-gen", "fa2", "vllm-triton"]
-    assert [sglang.attention_backend(a) for a in ("hopper", "blackwell", "ada")] == ["fa3", "trtllm-gen", "flashinfer-fa2"]
-    assert [trtllm.attention_backend(a) for a in ("hopper", "blackwell-ultra")] == ["xqa", "trtllm-gen"]
-    assert vllm.attention_backend("blackwell", "mla") == "trtllm-gen-mla"
-
-
-@pytest.mark.parametrize(
-    ("engine", "gpu", "weights", "act", "native"),
-    [
-        ("vllm", "h200", "bf16", "bf16", True), ("vllm", "h200", "fp8", "fp8", True), ("vllm", "h200", "int4", "bf16", False),
-        ("vllm", "h200", "nvfp4", "bf16", False), ("vllm", "h200", "mxfp4", "bf16", False), ("vllm", "a100", "fp8", "bf16", False),
-        ("vllm", "a100", "int8", "int8", True), ("vllm", "b200", "nvfp4", "nvfp4", True), ("vllm", "b200", "mxfp4", "fp8", True),
-        ("trtllm", "b200", "mxfp4", "fp8", True), ("vllm", "v100", "bf16", "fp16", True), ("vllm", "v100", "int4", "fp16", False),
-        ("vllm", "mi355x", "nvfp4", "bf16", False), ("llamacpp", "5090", "fp8", "bf16", False), ("llamacpp", "4090", "int4", "bf16", False),
-        ("ideal", "b200", "mxfp4", "mxfp4", True), ("vllm", "h100", "fp16", "fp16", True),
-    ],
-)  # fmt: skip
-def test_storage_is_not_arithmetic(engine: str, gpu: str, weights: str, act: str, native: bool) -> None:
-    chosen, factor = load_engine(engine).act_dtype(weights, load_gpu(gpu))
-    assert chosen == act
-    assert factor == 1.0 if native else factor < 1.0
-
-
-def test_a_missing_activation_peak_is_an_error() -> None:
-    with pytest.raises(ProfileError, match=r"^GPU lpu-lp30, engine vllm: no matmul peak that bf16 weights could compute in; got \['fp8'\]"):
-        load_engine("vllm").act_dtype("bf16", load_gpu("lpu"))
-
-
-def test_limits_follow_the_gpu() -> None:
-    vllm, sglang = load_engine("vllm"), load_engine("sglang")
-    limits = {gpu: vllm.limits(load_gpu(gpu)) for gpu in ("h100", "a100", "l40s", "mi300x")}
-    assert [limits[g].max_num_seqs for g in limits] == [1024, 256, 256, 1024]
-    assert [limits[g].max_num_batched_tokens for g in limits] == [8192, 2048, 2048, 8192]
-    assert [sglang.limits(load_gpu(g)).cuda_graph_max for g in ("4090", "l40s", "h100", "h200", "b200")] == [48, 32, 256, 256, 512]
-    assert sglang.limits(load_gpu("h100")).memory_frac == pytest.approx(0.836, abs=0.005)
-    assert sglang.max_running_with_speculation == 48
-    assert load_engine("hf").max_running_with_speculation == 1
-
-
-def test_captured_sizes() -> None:
-    vllm, sglang, h100 = load_engine("vllm"), load_engine("sglang"), load_gpu("h100")
-    assert vllm.captured_tokens(0, h100)[:6] == (1, 2, 4, 8, 16, 24) and vllm.captured_tokens(0, h100)[-1] == 512
-    assert vllm.captured_tokens(0, h100, max_num_seqs=48)[-1] == 96  # min(2 x max_num_seqs, 512)
-    captured = vllm.captured_tokens(5, h100)  # rounded up to 1+D = 6 tokens: 30 falls in a hole
-    assert captured[:8] == (6, 12, 18, 24, 36, 42, 48, 60)
-    assert sglang.captured_tokens(3, h100)[-1] == 48 * 4  # sizes count sequences, capped at the 48 that run
-    assert load_engine("trtllm").captured_tokens(1, h100)[-1] == 256
-    assert load_engine("ideal").captured_tokens(3, h100) == ()
-
-
-def test_engine_names() -> None:
-    for name, engine in {
-        "tensorrt-llm": "trtllm",
-        "TRT-LLM": "trtllm",
-        "llama.cpp": "llamacpp",
-        "hf": "transformers",
-        "vLLM": "vllm",
-    }.items():
-        assert load_engine(name).id == engine
-    with pytest.raises(ProfileError, match=r"unknown engine; got 'vlm'. Did you mean vllm\? Known: builtin, ideal, "):
-        load_engine("vlm")
