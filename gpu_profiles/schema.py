@@ -17,16 +17,19 @@ Origin = Literal["datasheet", "measured", "fitted", "assumed", "announced"]
 #: Storage dtypes that need no unpacking.
 WIDE_DTYPES = frozenset({"bf16", "fp16", "fp32"})
 
-#: Seconds an engine adds, by what they scale with.
+#: What an engine adds to kernel sums. Keys ending in _s are seconds, by what they scale with; the last two are ratios.
 OVERHEAD_KEYS = (
     "per_step_s",  # every forward step, speculation or not
-    "per_layer_s",  # target layer and step, what kernel sums miss
-    "per_seq_s",  # running sequence and step (scheduling, sampling, detokenising)
-    "per_draft_pass_s",  # sequential draft pass
+    "per_layer_s",  # target layer and step: launch gaps and small kernels
+    "per_seq_s",  # running sequence of the rank and step: scheduling, sampling, detokenising
+    "per_draft_pass_s",  # draft pass
     "per_round_s",  # speculation round, on top of per_step_s
-    "per_verified_token_s",  # verified token on the rank
-    "per_schedule_step_s",  # plain step inside a schedule ("K=0 tier"), on top of per_step_s
-    "eager_kernel_s",  # kernel launched outside a CUDA graph
+    "per_verified_token_s",  # further verified token on the rank
+    "eager_per_layer_s",  # host time of a layer that runs outside a CUDA graph
+    "lookup_base_s",  # n-gram or suffix look-up per round
+    "lookup_per_seq_s",  # ... and per sequence
+    "kernel_scale",  # served kernel time over the kernel model's
+    "prefill_share",  # share of a prompt's marginal prefill time that decoding requests wait for
 )
 
 
@@ -186,7 +189,7 @@ class EngineProfile:
     memory_frac_of: Literal["total", "free"]
     """memory_frac applies to usable memory, or to what is free once the weights are loaded (then to the KV cache alone)."""
     overheads: Mapping[str, float]
-    """Seconds the engine adds: see OVERHEAD_KEYS."""
+    """What the engine adds to kernel sums: see OVERHEAD_KEYS."""
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
     """`sources["overheads.per_round_s"]`, `sources["limits"]`, ..."""

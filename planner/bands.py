@@ -1,0 +1,52 @@
+"""How far a prediction may be off: 80 % bands as log half-widths by regime, from residuals left out of the fits (`validate`).
+
+A band states what a prediction rests on: a datasheet prior, a fitted profile, or the user's own baseline.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.acceptance.survival import Survival
+
+_FILE = Path(__file__).parent / "data" / "bands.json"
+
+
+class Band(NamedTuple):
+    """log(truth / prediction) lies in [low, high] in 80 % of left-out cases."""
+
+    low: float
+    high: float
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, list[float]]:
+    return json.loads(_FILE.read_text(encoding="utf-8"))["bands"]  # type: ignore[no-any-return]
+
+
+def band(quantity: str, regime: str) -> Band:
+    """The band of `tpot`, `speedup` or `speed` in a regime; the quantity's own default where the regime has none."""
+    table = _table()
+    low, high = table.get(f"{quantity}/{regime}", table[f"{quantity}/default"])
+    return Band(low, high)
+
+
+def half_width(survival: Survival, draft_len: int) -> float:
+    """Log half-width of AL(draft_len)."""
+    low, high = survival.acceptance_range(draft_len)
+    return float(np.log(high / low)) / 2.0
+
+
+def spread(value: NDArray[np.float64], b: Band, extra: NDArray[np.float64] | float = 0.0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(low, high) around `value`; `extra` is a further independent log half-width (acceptance carried to another D)."""
+    middle, half = (b.high + b.low) / 2.0, (b.high - b.low) / 2.0
+    half_all = np.sqrt(half**2 + np.asarray(extra) ** 2)
+    # the point itself always lies inside, whatever the centre of the residuals
+    low, high = np.minimum(middle - half_all, 0.0), np.maximum(middle + half_all, 0.0)
+    return value * np.exp(low), value * np.exp(high)

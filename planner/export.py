@@ -1,0 +1,111 @@
+"""Paste-ready engine settings for a recommendation. Field names and rules: facts on vLLM 0.33, SGLang 0.5.23, TensorRT-LLM (2026), llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planner.deployment import Deployment
+from planner.search import Arm
+
+VLLM_METHOD = {"external": "draft_model", "eagle3": "eagle3", "mtp": "mtp", "dflash": "dflash", "dspark": "dspark", "pard": "draft_model", "ngram": "ngram", "suffix": "suffix"}
+SGLANG_ALGORITHM = {"external": "STANDALONE", "eagle3": "EAGLE3", "mtp": "NEXTN", "dflash": "DFLASH", "dspark": "DSPARK", "ngram": "NGRAM"}
+TRTLLM_TYPE = {"external": "Draft_Target", "eagle3": "Eagle3", "mtp": "MTP", "dflash": "DFlash", "dspark": "DSpark", "pard": "PARD", "ngram": "NGram", "suffix": "SA"}
+LLAMACPP_TYPE = {"external": "draft-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp", "dflash": "draft-dflash", "dspark": "draft-dspark", "ngram": "ngram-simple"}
+NO_MODEL = ("mtp", "ngram", "suffix")
+
+
+def exports_of(
+    off: Deployment, arm: Arm, schedule: Mapping[str, Any] | None, recommendations: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """{engine: {"command"|"yaml", "notes"}} for every engine that has the method. D is the largest recommended one."""
+    lengths = [int(r["draft_len"]) for r in recommendations if r["drafter"] == arm.name and r["draft_len"]]
+    if not lengths:
+        return {}
+    ranges = [list(map(int, r)) for r in schedule["ranges"]] if schedule else []
+    most = max([*lengths, *(r[2] for r in ranges)])
+    kind = arm.dep.drafter.kind if arm.dep.drafter else ""
+    model = arm.name.split(":", 1)[1] if ":" in arm.name else None
+    batch = max(int(r["concurrency"]) for r in recommendations)
+    out = {
+        "vllm": _vllm(off, kind, model, most, ranges, batch),
+        "sglang": _sglang(off, kind, model, most, batch),
+        "trtllm": _trtllm(kind, model, most, ranges),
+        "llamacpp": _llamacpp(kind, model, most),
+    }
+    return {engine: body for engine, body in out.items() if body is not None}
+
+
+def _head(kind: str, model: str | None) -> str | None:
+    return None if kind in NO_MODEL else model or "ORG/HEAD"
+
+
+def _vllm(off: Deployment, kind: str, model: str | None, most: int, ranges: list[list[int]], batch: int) -> dict[str, Any] | None:
+    if kind not in VLLM_METHOD:
+        return None
+    spec: dict[str, Any] = {"method": VLLM_METHOD[kind], "num_speculative_tokens": most}
+    notes = ["K=0 inside a schedule costs 7-22 % against no speculative config: where off is best for all your traffic, omit the flag"]
+    if (head := _head(kind, model)) is not None:
+        spec["model"] = head
+    if kind == "pard":
+        spec["parallel_drafting"] = True
+    if kind == "ngram":
+        spec |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    if len(ranges) > 1 and kind not in ("suffix", "dspark") and off.layout.dp == 1:
+        spec["num_speculative_tokens_per_batch_size"] = ranges
+    graph = batch * (1 + most)
+    tokens = int(off.chunk_tokens)
+    slots = most * batch if kind in ("dflash", "pard") else batch
+    command = (
+        f"vllm serve {off.model.id} --tensor-parallel-size {off.layout.tp} --max-num-seqs {batch}"
+        f" --max-num-batched-tokens {max(tokens, 2 * slots)} --compilation-config '{json.dumps({'max_cudagraph_capture_size': graph})}'"
+        f" --speculative-config '{json.dumps(spec)}'"
+    )
+    notes.append(f"max_cudagraph_capture_size {graph} = {batch} x (1 + {most}) keeps verification inside a captured graph")
+    return {"command": command, "speculative_config": spec, "notes": notes}
+
+
+def _sglang(off: Deployment, kind: str, model: str | None, most: int, batch: int) -> dict[str, Any] | None:
+    if kind not in SGLANG_ALGORITHM:
+        return None
+    flags = [f"--speculative-algorithm {SGLANG_ALGORITHM[kind]}"]
+    if (head := _head(kind, model)) is not None:
+        flags.append(f"--speculative-draft-model-path {head}")
+    if kind == "dflash":
+        flags.append(f"--speculative-dflash-block-size {most + 1}")
+    elif kind == "dspark":
+        flags.append(f"--speculative-dspark-block-size {most} --speculative-num-draft-tokens {most + 1}")
+    elif kind == "ngram":
+        flags.append(f"--speculative-num-draft-tokens {most + 1}")
+    else:
+        flags.append(f"--speculative-num-steps {most} --speculative-eagle-topk 1 --speculative-num-draft-tokens {most + 1}")
+    flags.append(f"--max-running-requests {batch}")
+    command = f"python -m sglang.launch_server --model-path {off.model.id} --tp {off.layout.tp} {' '.join(flags)}"
+    return {"command": command, "notes": ["without --max-running-requests SGLang caps running requests at 48 when speculation is on"]}
+
+
+def _trtllm(kind: str, model: str | None, most: int, ranges: list[list[int]]) -> dict[str, Any] | None:
+    if kind not in TRTLLM_TYPE:
+        return None
+    config: dict[str, Any] = {"decoding_type": TRTLLM_TYPE[kind], "max_draft_len": most}
+    if (head := _head(kind, model)) is not None:
+        config["speculative_model"] = head
+    table = {hi: d for _, hi, d in ranges}
+    if len(table) > 1 and ranges[0][2] == most and kind in ("eagle3", "external", "ngram"):
+        config["draft_len_schedule"] = table
+    import yaml
+
+    return {
+        "yaml": yaml.safe_dump({"speculative_config": config}, sort_keys=False),
+        "notes": ["draft_len_schedule keys are inclusive upper bounds; above the last key drafting stops (older releases read them as lower bounds)"],
+    }
+
+
+def _llamacpp(kind: str, model: str | None, most: int) -> dict[str, Any] | None:
+    if kind not in LLAMACPP_TYPE:
+        return None
+    if kind == "ngram":
+        return {"command": f"llama-server -m MODEL.gguf --spec-type ngram-simple --spec-ngram-simple-size-m {most}", "notes": []}
+    draft = "" if kind in NO_MODEL else f" -md {model or 'HEAD'}.gguf"
+    return {"command": f"llama-server -m MODEL.gguf{draft} --spec-type {LLAMACPP_TYPE[kind]} --spec-draft-n-max {most}", "notes": []}
