@@ -20,12 +20,12 @@ def _index() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _lower() -> dict[str, str]:
+def _names() -> dict[str, tuple[str, str]]:
+    """Lower-case name, with and without its organisation -> (the name as published, the catalogue id it stands for)."""
     index = _index()
-    names = {name.lower(): name for name in index["models"]}
-    short = {name.split("/")[-1].lower(): name for name in index["models"]}
-    aliases = {alias.lower(): target for alias, target in index["aliases"].items()}
-    return {**short, **aliases, **names}
+    known = {**index["aliases"], **{name: name for name in index["models"]}}
+    table = {name.split("/")[-1].lower(): (name, target) for name, target in known.items()}
+    return {**table, **{name.lower(): (name, target) for name, target in known.items()}}
 
 
 def catalogue_ids() -> tuple[str, ...]:
@@ -35,7 +35,14 @@ def catalogue_ids() -> tuple[str, ...]:
 
 def resolve(name: str) -> str | None:
     """The catalogue id that `name` (any case, with or without the organisation, or an alias) stands for."""
-    return _lower().get(name.strip().lower())
+    found = _names().get(name.strip().lower())
+    return found[1] if found else None
+
+
+def canonical(name: str) -> str | None:
+    """`name` as its publisher spells it, whether a catalogue id or an alias."""
+    found = _names().get(name.strip().lower())
+    return found[0] if found else None
 
 
 def catalogue_entry(name: str) -> dict[str, Any] | None:

@@ -26,8 +26,11 @@ def mlp(hidden: int, ffn: int, is_gated: bool, *, tensor_class: TensorClass = "m
 
 def dense(cfg: Fields, traits: Traits, ffn: int | None = None) -> Ffn:
     hidden = cfg.need("hidden")
-    width = ffn or cfg.need("dense_ffn")
     is_gated = gated(cfg, traits)
+    if ffn is None and not is_gated and not cfg.has("dense_ffn"):
+        cfg.note("the MLP width is absent: 4 x hidden size, the default of ungated models")
+        ffn = 4 * hidden
+    width = ffn or cfg.need("dense_ffn")
     vectors = (2 if is_gated else 1) * width + hidden if cfg.flag("mlp_bias") else 0
     return mlp(hidden, width, is_gated), None, vectors
 

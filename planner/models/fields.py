@@ -24,7 +24,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "top_k": (
         "num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_k",
     ),
-    "shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "shared_experts": ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"),
     "shared_ffn": (
         "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim",
     ),
@@ -78,7 +78,13 @@ class Fields:
         return ModelConfigError(what, where=f"{self.where}, key {key}", got=got, expected=expected, hint=hint)
 
     def check_int(self, key: str, value: object, minimum: int = 1) -> int:
-        """`value` as an integer of at least `minimum`; floats with a whole value pass, strings and booleans do not."""
+        """`value` as an integer of at least `minimum`; floats with a whole value pass, strings and booleans do not.
+
+        A list that repeats one number for each layer counts as that number.
+        """
+        if isinstance(value, list) and value and all(v == value[0] for v in value):
+            self.note(f"{key} is a list of {len(value)} equal numbers: read as {_short(value[0])}")
+            value = value[0]
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= LARGEST_INT:

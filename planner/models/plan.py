@@ -40,6 +40,8 @@ def pattern_blocks(cfg: Fields, pattern_key: str, words_key: str) -> list[str] |
     words = cfg.strings(words_key)
     if pattern is None and words is None:
         return None
+    if len(pattern if isinstance(pattern, str) else words or ()) > LARGEST_LAYER_COUNT:
+        raise cfg.error(pattern_key, "implausibly many layers", expected=f"at most {LARGEST_LAYER_COUNT}")
     if pattern is None:
         for i, word in enumerate(words or ()):
             if word not in BLOCK_WORDS:
@@ -180,7 +182,7 @@ def _windowed(cfg: Fields, traits: Traits, count: int) -> list[str]:
 
 
 def _ffns(cfg: Fields, count: int) -> list[str]:
-    if not cfg.has("experts") or cfg.optional("experts") == 0 or cfg.raw.get("enable_moe_block") is False:
+    if cfg.optional("experts") <= (0 if cfg.has("top_k") else 1) or cfg.raw.get("enable_moe_block") is False:
         return ["dense"] * count
     if cfg.flag("enable_moe_block"):
         return ["both"] * count

@@ -385,6 +385,9 @@ def _groups(cfg: Fields, q: Fields, layers: tuple[Layer, ...], scheme: str) -> Q
     return Quant(quant.scheme, quant.weights, None, acts.pop() if len(acts) == 1 else None, blocked, quant.matrices, by_class)
 
 
+MTP_UNSTATED = "MTP: its storage is not stated by the scheme; 16-bit is assumed"
+
+
 def mtp_dtype(cfg: Fields, traits: Traits, quant: Quant) -> str | None:
     """Storage of the MTP block, if it is known to be quantised. Silence of an exclusion list proves nothing."""
     dtypes = dict(quant.weights)
@@ -393,5 +396,5 @@ def mtp_dtype(cfg: Fields, traits: Traits, quant: Quant) -> str | None:
         return None
     if traits.mtp_fp8 and quant.scheme == "fp8":
         return "fp8"
-    cfg.note("MTP: its storage is not stated by the scheme; 16-bit is assumed")
+    cfg.note(MTP_UNSTATED)
     return None

@@ -18,7 +18,7 @@ from planner.models import catalogue
 from planner.models.decoder import read_decoder
 from planner.models.fields import Fields
 from planner.models.mixers import dtype_name
-from planner.models.quant import mtp_dtype, read_quant
+from planner.models.quant import MTP_UNSTATED, mtp_dtype, read_quant
 from planner.models.spec import ModelSpec, Mtp, Quant
 from planner.models.traits import Traits, family
 
@@ -74,7 +74,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 @lru_cache(maxsize=256)
 def _read_file(name: str, stamps: tuple[tuple[int, int], ...]) -> ModelSpec:
     file = Path(name)
-    config = load_json(file)
+    notes: list[str] = []
+    config = load_json(file, notes)
     quant_file = _quant_file(file)
     quant = load_json(quant_file) if stamps[1] != (0, 0) else None
     stem = file.name.removesuffix(".json").removesuffix("_config")
@@ -85,23 +86,34 @@ def _read_file(name: str, stamps: tuple[tuple[int, int], ...]) -> ModelSpec:
     if stamps[2] != (0, 0) and file.name == "config.json":
         weight_map = load_json(file.parent / "model.safetensors.index.json").get("weight_map")
         index = [str(k) for k in weight_map] if isinstance(weight_map, Mapping) else None
-    return read_config(config, id=label, where=str(file), quant_file=quant, tensors=index)
+    spec = read_config(config, id=label, where=str(file), quant_file=quant, tensors=index)
+    return replace(spec, notes=(*notes, *spec.notes)) if notes else spec
 
 
 @lru_cache(maxsize=256)
 def _read_id(name: str) -> ModelSpec:
     entry = catalogue.catalogue_entry(name)
     if entry is not None:
-        spec = read_config(entry["config"], id=entry["id"], where=f"catalogue entry {entry['id']}")
-        source = entry["source"]
-        note = (f"the catalogue's {entry['id']} ({entry['alias_note']})",) if entry.get("alias_note") else ()
-        return replace(
-            spec, id=entry.get("asked", entry["id"]), quant=quant_from_entry(entry.get("quant")) or spec.quant,
-            source=f"{source['reference']}, {source['date']}", notes=spec.notes + note,
-        )  # fmt: skip
+        return _from_entry(entry, name)
     if name.endswith(".json") or name.startswith((".", "/", "~")):
         raise ModelConfigError("no such file", where=name, expected="a config.json, or a folder with one")
     return _read_hub(name)
+
+
+def _from_entry(entry: Mapping[str, Any], asked: str) -> ModelSpec:
+    """A catalogue entry; under another name for the same architecture it keeps that name, and the notes say so."""
+    known = entry["id"]
+    name = catalogue.canonical(asked) or known
+    spec = read_config(entry["config"], id=name, where=f"catalogue entry {known}")
+    quant = quant_from_entry(entry["quant"]) or spec.quant
+    notes = spec.notes
+    if name != known:
+        notes += (f"{name} is read as {known}: same architecture",)
+    mtp = replace(spec.mtp, weights_dtype=entry["mtp_weights_dtype"]) if spec.mtp else None
+    if mtp is not None and quant.weights and mtp.weights_dtype is None and MTP_UNSTATED not in notes:
+        notes += (MTP_UNSTATED,)
+    source = f"{entry['source']['reference']}, {entry['source']['date']}"
+    return replace(spec, quant=quant, mtp=mtp, source=source, notes=notes)
 
 
 def quant_from_entry(value: Mapping[str, Any] | None) -> Quant | None:
@@ -124,7 +136,7 @@ def _read_hub(name: str) -> ModelSpec:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
-        hint = f"{near} Or install draftline[hub] to fetch it, or give the path of its config.json.".strip()
+        hint = f"{near} Install draftline[hub] to fetch it, or give the path of its config.json.".strip()
         raise ModelConfigError("not in the catalogue", got=name, hint=hint) from None
     try:
         file = Path(hf_hub_download(name, "config.json"))
@@ -140,15 +152,24 @@ def _read_hub(name: str) -> ModelSpec:
     return read_config(load_json(file), id=name, where=f"{name} config.json", quant_file=quant)
 
 
-def load_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file; anything else is one clear error."""
+def load_json(file: Path, notes: list[str] | None = None) -> dict[str, Any]:
+    """A JSON object from a file; anything else is one clear error. Keys given twice with different values go to `notes`."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        table: dict[str, Any] = {}
+        for key, item in items:
+            if notes is not None and key in table and table[key] != item:
+                notes.append(f"{key} is given twice ({table[key]!r:.40}, then {item!r:.40}); the last one is used")
+            table[key] = item
+        return table
+
     try:
-        value = json.loads(file.read_text(encoding="utf-8-sig"))
+        value = json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=pairs)
     except OSError as error:
         raise ModelConfigError(f"cannot be read ({error.strerror})", where=str(file)) from None
     except UnicodeDecodeError:
         raise ModelConfigError("is not UTF-8 text", where=str(file)) from None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelConfigError(f"is not valid JSON ({error})", where=str(file), expected="one JSON object") from None
     if not isinstance(value, dict):
         raise ModelConfigError("is not a model config", where=str(file), got=type(value).__name__, expected="a JSON object")
@@ -198,6 +219,8 @@ def _language_model(top: Fields) -> Fields:
             node = node.table(key) if node is not None and isinstance(node.raw.get(key), Mapping) else None
         if node is not None and (node.has("hidden") or node.has("num_layers")):
             top.note(f"the language model is read from {dotted}")
+            if top.has("hidden") and top.find("hidden") != node.find("hidden"):
+                top.note(f"hidden_size differs between the top level and {dotted}; {dotted} is used")
             return node
     for dotted in NESTED[:1]:
         if top.raw.get(dotted) is not None and not top.has("hidden"):
