@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.models.catalogue import FOLDER
-from planner.models.catalogue_facts import ALIASES_OF, FP8_BLOCKS, FP8_OF, WRITTEN
+from planner.models.catalogue_facts import ALIASES_OF, ASSUMED, FP8_BLOCKS, FP8_OF, RENAMED, WRITTEN
 from planner.models.fields import ALIASES
 from planner.models.read import NESTED, load_json, read_config, read_model
 from planner.models.spec import ModelSpec, Quant
@@ -102,6 +102,7 @@ def build(folder: Path, target: Path = FOLDER) -> int:
         if file.name.endswith("_hf_quant_config.json"):
             continue
         spec, stem = read_model(file), file.name.removesuffix("_config.json")
+        spec = replace(spec, id=RENAMED.get(spec.id, spec.id))
         entries.append((spec, entry(spec, load_json(file), OTHER_SOURCES.get(stem, PACKAGE))))
     for name, fact in WRITTEN.items():
         spec = read_config(fact["config"], id=name, where=name)
@@ -113,6 +114,12 @@ def build(folder: Path, target: Path = FOLDER) -> int:
             spec = read_config(config, id=name, where=name)
             reference = f"fields of {base}; block-scaled FP8 as published at huggingface.co/{name}"
             entries.append((spec, entry(spec, config, reference)))
+    for name, (base, section) in ASSUMED.items():
+        config = {**by_id[base]["config"], "quantization_config": section}
+        spec = read_config(config, id=name, where=name)
+        value = entry(spec, config, f"fields of {base}; quantisation assumed from the name")
+        value["note"] = f"the scheme is assumed from the name ({spec.quant.scheme} on every linear layer): the config we read lacks it"
+        entries.append((spec, value))
     for spec, value in entries:
         file_name = spec.id.replace("/", "--") + ".json"
         (target / file_name).write_text(json.dumps(value, separators=(",", ":")) + "\n", encoding="utf-8")

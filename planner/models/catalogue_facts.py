@@ -64,8 +64,9 @@ ALIASES_OF: dict[str, tuple[str, ...]] = {
     "moonshotai/Kimi-K2.5": ("moonshotai/Kimi-K2.6", "moonshotai/Kimi-K2-Thinking", "moonshotai/Kimi-K2.7-Code"),
     "google/gemma-4-26B-A4B": ("google/gemma-4-26B-A4B-it",),
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B",),
-    "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B",),
-    "zai-org/GLM-4.7-FP8": ("zai-org/GLM-4.7", "zai-org/GLM-4.6", "zai-org/GLM-4.5"),
+    "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B": ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16",),
+    "zai-org/GLM-4.7": ("zai-org/GLM-4.6", "zai-org/GLM-4.5"),
+    "zai-org/GLM-4.7-FP8": ("zai-org/GLM-4.6-FP8", "zai-org/GLM-4.5-FP8"),
     "MiniMaxAI/MiniMax-M2.5": ("MiniMaxAI/MiniMax-M2", "MiniMaxAI/MiniMax-M2.1"),
     "XiaomiMiMo/MiMo-7B-Base": ("XiaomiMiMo/MiMo-7B-RL", "XiaomiMiMo/MiMo-7B-SFT"),
 }  # fmt: skip
@@ -124,6 +125,18 @@ ALIASES_OF |= {
 FP8_BLOCKS: dict[str, Any] = {
     "quant_method": "fp8", "weight_block_size": [128, 128],
     "modules_to_not_convert": ["lm_head", "linear_attn.in_proj_ba", "linear_attn.in_proj_b"],
+}  # fmt: skip
+#: Copies of configs whose quantisation section was cut away: they describe the 16-bit model of this name.
+RENAMED = {
+    "zai-org/GLM-4.7-FP8": "zai-org/GLM-4.7",
+    "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B",
+}
+#: Quantised repositories whose scheme we could not read: name -> (16-bit model, assumed section).
+ASSUMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "zai-org/GLM-4.7-FP8": ("zai-org/GLM-4.7", {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}),
+    "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": (
+        "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B", {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"},
+    ),
 }  # fmt: skip
 FP8_OF: dict[str, tuple[str, ...]] = {
     "Qwen/Qwen3-0.6B": ("Qwen/Qwen3-0.6B-FP8",),

@@ -104,6 +104,8 @@ class Fields:
         found = self.find(name)
         if found is None:
             keys = ALIASES.get(name, (name,))
+            if name == "dense_ffn":
+                keys = ALIASES["ffn"]
             near = suggest(keys[0], [k for k in self.raw if isinstance(k, str)])
             raise self.error(keys[0], "missing", expected="a positive integer" + _spellings(keys), hint=hint or near)
         return self.check_int(found[0], found[1])

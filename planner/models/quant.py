@@ -100,7 +100,7 @@ def _scheme(cfg: Fields, q: Fields, layers: tuple[Layer, ...], family: str) -> Q
         return Quant("fp8+nvfp4", tuple(weights.items()), None, None, _blocked(q), (), tuple(acts.items()))
     if algo and (algo.upper() == "MIXED_PRECISION" or (q.raw.get("quantized_layers") and algo.lower() not in _ALGOS)):
         return _listed(cfg, q, layers)
-    if q.raw.get("config_groups") and method in ("compressed-tensors", "modelopt", ""):
+    if method == "compressed-tensors" or (q.raw.get("config_groups") and method in ("modelopt", "")):
         return _groups(cfg, q, layers, method or "modelopt")
     if algo:
         dtype = _algo_dtype(q, "quant_algo", algo)
@@ -346,7 +346,8 @@ def _listed(cfg: Fields, q: Fields, layers: tuple[Layer, ...]) -> Quant:
 def _groups(cfg: Fields, q: Fields, layers: tuple[Layer, ...], scheme: str) -> Quant:
     """config_groups: each with targets and a weight format; `ignore` beats them all."""
     groups = q.table("config_groups")
-    assert groups is not None
+    if groups is None:
+        raise q.error("config_groups", "missing, but the scheme is stated by groups", expected="an object of groups")
     skip = _excluded(q)
     read: list[tuple[Patterns | None, str, str | None]] = []
     for name in groups.raw:

@@ -104,16 +104,18 @@ def _from_entry(entry: Mapping[str, Any], asked: str) -> ModelSpec:
     """A catalogue entry; under another name for the same architecture it keeps that name, and the notes say so."""
     known = entry["id"]
     name = catalogue.canonical(asked) or known
-    spec = read_config(entry["config"], id=name, where=f"catalogue entry {known}")
+    spec = read_config(entry["config"], id="", where=f"catalogue entry {known}")
     quant = quant_from_entry(entry["quant"]) or spec.quant
     notes = spec.notes
     if name != known:
         notes += (f"{name} is read as {known}: same architecture",)
+    if entry.get("note"):
+        notes += (entry["note"],)
     mtp = replace(spec.mtp, weights_dtype=entry["mtp_weights_dtype"]) if spec.mtp else None
     if mtp is not None and quant.weights and mtp.weights_dtype is None and MTP_UNSTATED not in notes:
         notes += (MTP_UNSTATED,)
     source = f"{entry['source']['reference']}, {entry['source']['date']}"
-    return replace(spec, quant=quant, mtp=mtp, source=source, notes=notes)
+    return replace(spec, id=name, quant=quant, mtp=mtp, source=source, notes=notes)
 
 
 def quant_from_entry(value: Mapping[str, Any] | None) -> Quant | None:
@@ -197,6 +199,8 @@ def read_config(
     base = _base_dtype(cfg, top)
     decoder = read_decoder(cfg, traits)
     quant = read_quant(cfg, top, quant_file, decoder.layers, family=name)
+    if quant == Quant() and (word := _QUANTISED_NAME.search(id)):
+        cfg.note(f"the name says {word.group(0)} but the config has no quantisation section: read as {base}; give weights_dtype if it has")
     mtp = _with_dtype(decoder.mtp, cfg, traits, quant)
     if tensors is not None:
         mtp = _verified(mtp, tensors, len(decoder.layers), notes, quant)
@@ -249,6 +253,7 @@ def _with_dtype(mtp: Mtp | None, cfg: Fields, traits: Traits, quant: Quant) -> M
     return None if mtp is None else replace(mtp, weights_dtype=mtp_dtype(cfg, traits, quant))
 
 
+_QUANTISED_NAME = re.compile(r"(NV|MX)?FP[48]|INT[48]|AWQ|GPTQ|W[48]A(4|8|16)", re.IGNORECASE)
 _MTP_NAME = re.compile(r"(^|\.)(mtp|nextn|mtp_block|mtp_layers|nextn_predict_layers)(\.|_|$)")
 
 
