@@ -4,15 +4,7 @@ Every function returns a `KernelTime` of broadcast arrays and takes a small froz
 `gpu_profiles.fits.kernel_fit` finds the fit for a GPU and engine, `*.from_gpu` makes a prior from a profile alone.
 """
 
-from planner.kernels.attention import (
-    AttentionFit,
-    MlaFit,
-    attention_from_gpu,
-    attention_time,
-    mla_from_gpu,
-    mla_time,
-    padded_rows,
-)
+from planner.kernels.attention import AttentionFit, attention_time, mla_time, padded_rows
 from planner.kernels.base import BOUNDS, KernelTime
 from planner.kernels.comm import CommFit, allgather_time, allreduce_time, alltoall_time
 from planner.kernels.gemm import GemmFit, gemm_time
@@ -20,7 +12,7 @@ from planner.kernels.moe import MoeFit, effective_top_k, experts_touched, moe_ti
 from planner.kernels.state import StateFit, state_time
 
 __all__ = [
-    "BOUNDS", "AttentionFit", "CommFit", "GemmFit", "KernelTime", "MlaFit", "MoeFit", "StateFit", "allgather_time", "allreduce_time",
-    "alltoall_time", "attention_from_gpu", "attention_time", "effective_top_k", "experts_touched", "gemm_time", "mla_from_gpu",
-    "mla_time", "moe_time", "padded_rows", "state_time",
+    "BOUNDS", "AttentionFit", "CommFit", "GemmFit", "KernelTime", "MoeFit", "StateFit", "allgather_time", "allreduce_time",
+    "alltoall_time", "attention_time", "effective_top_k", "experts_touched", "gemm_time", "mla_time", "moe_time", "padded_rows",
+    "state_time",
 ]  # fmt: skip

@@ -1,136 +1,197 @@
 """Time of attention over a KV cache: plain decode, verification of 1 + D tokens, and prefill chunks are one function.
 
-The KV of a sequence is read once whatever the query length is; the R = G * query_len rows of a KV head pad to the tile of the attention
-kernel, and rows beyond one tile re-read KV (mostly from L2). `context_len` counts the KV tokens of the sequence, the new ones included.
+    t = fixed + split + | wave_s waves , | | hbm + ramp , cta |_q , compute |_p |_q        with |a, b|_p the p-norm
+
+A CTA owns one row tile of one KV head of one sequence (units), cut along the context when fewer units than SMs run. `hbm` reads each
+sequence's KV once whatever the query length is; `cta` is what one SM can stream, so units that do not fill the GPU, and row tiles
+beyond the first (each streams the KV again, from L2), show there; rows padded to the tile cost `compute`. `context_len` counts
+the KV tokens of the sequence, the new ones included.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from gpu_profiles import tiles
 from gpu_profiles.schema import AttentionKernel, GpuProfile
-from planner.kernels.base import Array, KernelTime, Num, as_array, smooth_max
+from planner.kernels.base import Array, KernelTime, Num, Params, as_array, kernel_time, smooth_max
+
+#: Query tokens per sequence up to which an engine runs its decode kernel.
+VERIFY_MAX_QUERY = 32.0
+PARAMS = (
+    "fixed_s", "wave_s", "cta_bandwidth", "bandwidth", "l2_share", "l2_sharp", "stream_knee", "flop", "knee", "split_s", "split_tokens",
+    "max_splits", "max_splits_single", "ramp_s", "ramp_bytes", "prefill_flop", "prefill_fixed_s", "prefill_keys", "prefill_fill",
+)  # fmt: skip
+#: The last four come from tables of prefill, where a stack has them.
+PREFILL_PRIOR = {"prefill_flop": 0.55, "prefill_fixed_s": 8e-6, "prefill_keys": 128.0, "prefill_fill": 0.7}
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionFit:
-    """Numbers of one (GPU, engine, KV dtype) stack. Rates are attainable ones."""
+    """Numbers of one (GPU, engine, KV dtype) stack; of latent attention (MLA) too. Rates are attainable ones."""
 
     bytes_per_s: float
-    """KV stream at saturation."""
+    """KV stream from memory."""
+    cta_bytes_per_s: float
+    """KV stream of all SMs together when memory is no limit."""
     flop_per_s: float
     """Decode and verify tiles."""
-    prefill_flop_per_s: float
-    """Long query chunks."""
     fixed_s: float
-    """Smallest time of a call that is worth splitting."""
-    floor_s: float = 0.0
-    """Smallest time at all (tiny context)."""
-    knee: float = 4.0
-    half_bytes: float = 0.0
-    """KV bytes of the call at which half of the bandwidth is reached."""
-    half_heads: float = 0.0
-    """num_seqs x kv_heads at which half of the parallelism is reached."""
-    reread: float = 0.0
-    """Share of a KV pass that each further row tile costs, when memory bound."""
+    wave_s: float = 2e-6
+    """Start and end of a CTA, per wave of CTAs."""
+    split_s: float = 1e-6
+    """Combining a context that was cut."""
+    split_tokens: float = 256.0
+    """Context tokens a CTA keeps at least."""
+    max_splits: float = 32.0
+    max_splits_single: float = 32.0
+    """The same for one query row per KV head (FlashAttention 2 does not cut it)."""
+    ramp_s: float = 0.0
+    """Extra time of memory-bound calls, reached half at `ramp_bytes` (bandwidth is 0.5 at 100 MB and 0.9 beyond 1 GB)."""
+    ramp_bytes: float = 3e7
+    stream_knee: float = 2.0
+    knee: float = 3.0
+    l2_bytes: float = 0.0
+    """KV bytes that stay in L2 when a benchmark repeats a call (see `repeated`)."""
+    l2_sharp: float = 4.0
+    sm_count: float = 132.0
+    prefill_flop_per_s: float = 4e14
+    prefill_fixed_s: float = 8e-6
+    prefill_keys: float = 128.0
+    """Keys that each row computes beyond those it needs (half-masked tiles)."""
+    prefill_fill: float = 0.7
+    """How far idle SMs show when a chunk has few tiles."""
+
+    @classmethod
+    def from_gpu(cls, gpu: GpuProfile, dtype: str) -> AttentionFit:
+        """Prior without a fit. `dtype` is what the kernel multiplies in; the shares are typical of the fitted stacks."""
+        p = {
+            "fixed_s": 2.5 * gpu.launch_s, "wave_s": 2e-6, "cta_bandwidth": 3.0, "bandwidth": 1.08 * gpu.bandwidth_eff, "l2_share": 0.7,
+            "l2_sharp": 6.0, "stream_knee": 2.0, "flop": 0.5, "knee": 2.5, "split_s": 8e-7, "split_tokens": 256.0, "max_splits": 20.0,
+            "max_splits_single": 20.0, "ramp_s": 5e-6, "ramp_bytes": 1.5e7,
+        }  # fmt: skip
+        return cls.from_params(p, gpu, dtype)
+
+    @classmethod
+    def from_params(cls, p: Params, gpu: GpuProfile, dtype: str) -> AttentionFit:
+        """Fitted shares on the peaks of `gpu`."""
+        p, peak = {**PREFILL_PRIOR, **p}, gpu.peak(dtype)
+        return cls(
+            bytes_per_s=p["bandwidth"] * gpu.bytes_per_s, cta_bytes_per_s=p["cta_bandwidth"] * gpu.bytes_per_s,
+            flop_per_s=p["flop"] * peak, fixed_s=p["fixed_s"], wave_s=p["wave_s"], split_s=p["split_s"], split_tokens=p["split_tokens"],
+            max_splits=p["max_splits"], max_splits_single=p["max_splits_single"], ramp_s=p["ramp_s"], ramp_bytes=p["ramp_bytes"],
+            stream_knee=p["stream_knee"], knee=p["knee"], l2_bytes=p["l2_share"] * (gpu.l2_bytes or 5e7), l2_sharp=p["l2_sharp"],
+            sm_count=float(gpu.sm_count or 132), prefill_flop_per_s=p["prefill_flop"] * peak, prefill_fixed_s=p["prefill_fixed_s"],
+            prefill_keys=p["prefill_keys"], prefill_fill=p["prefill_fill"],
+        )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class MlaFit:
-    """Numbers of one stack for the absorbed latent attention (DeepSeek, Kimi)."""
+class _Work(NamedTuple):
+    """What a decode-like kernel does, whatever the attention is called."""
 
-    bytes_per_s: float
-    flop_per_s: float
-    fixed_s: float
-    knee: float = 4.0
-    half_bytes: float = 0.0
-    floor_s: float = 0.0
+    units: Array
+    """num_seqs x KV heads x row tiles."""
+    single: npt.NDArray[np.bool_]
+    """One row per KV head."""
+    context: Array
+    token_bytes: Array
+    """KV bytes of a token and KV head."""
+    tile_flop: Array
+    """FLOP of one row tile on one KV token."""
+    read_bytes: Array
+    """KV and activations from memory, each sequence once."""
+    causal: Array
+    """Share of the context that an average row attends to."""
 
 
-def attention_from_gpu(gpu: GpuProfile, dtype: str) -> AttentionFit:
-    """Prior without a fit. `dtype` is what the kernel multiplies in."""
-    flop = gpu.peak(dtype) * gpu.matmul_eff.get(dtype, 0.7)
-    return AttentionFit(gpu.bytes_per_s * gpu.bandwidth_eff, 0.6 * flop, 0.7 * flop, 3 * gpu.launch_s, gpu.launch_s, 4.0, 40e6)
-
-
-def mla_from_gpu(gpu: GpuProfile, dtype: str) -> MlaFit:
-    """Prior without a fit."""
-    return MlaFit(gpu.bytes_per_s * gpu.bandwidth_eff, 0.6 * gpu.peak(dtype) * gpu.matmul_eff.get(dtype, 0.7), 3 * gpu.launch_s, 4.0, 40e6)
+def _stream(w: _Work, fit: AttentionFit, repeated: bool) -> KernelTime:
+    most = np.where(w.single, fit.max_splits_single, fit.max_splits)
+    splits = np.clip(fit.sm_count / w.units, 1.0, np.maximum(1.0, np.minimum(w.context / fit.split_tokens, most)))
+    waves = np.maximum(w.units * splits / fit.sm_count, 1.0)
+    per_sm = waves * w.context / splits * fit.sm_count
+    cta = per_sm * w.token_bytes / fit.cta_bytes_per_s
+    compute = per_sm * w.tile_flop * w.causal / fit.flop_per_s
+    cold = w.read_bytes
+    if repeated and fit.l2_bytes > 0:
+        cold = cold / (1.0 + (fit.l2_bytes / w.read_bytes) ** fit.l2_sharp)
+    memory = cold / fit.bytes_per_s + fit.ramp_s * w.read_bytes / (w.read_bytes + fit.ramp_bytes)
+    body = smooth_max(smooth_max(as_array(memory), as_array(cta), fit.stream_knee), as_array(compute), fit.knee)
+    fixed = fit.fixed_s + fit.split_s * (1.0 - 1.0 / splits)
+    return kernel_time(fixed + smooth_max(as_array(fit.wave_s * waves), body, fit.stream_knee), np.maximum(memory, cta), compute, fixed)
 
 
 def padded_rows(query_len: Num, group: Num, head_dim: int, kernel: AttentionKernel | None) -> tuple[Array, Array]:
     """(rows computed per KV head, passes over its KV) for query_len tokens and `group` query heads per KV head.
 
-    The one place where tiles are laid out (AttentionKernel says how; None = rows as they are, one pass).
+    gpu_profiles.tiles lays out the tiles; without a kernel rows stay as they are, in passes of 128.
     """
-    query_len, group = as_array(query_len), as_array(group)
-    rows = query_len * group
     if kernel is None:
-        return rows, np.ones_like(rows)
-    tiles = as_array(kernel.tiles_for(head_dim))
-    last = tiles[-1]
-    if kernel.per_token_rows:
-        per_token = _tile_of(group, tiles) * np.ceil(group / last)
-        return as_array(per_token * query_len), as_array(query_len * np.ceil(group / last))
-    if not kernel.packs_gqa:
-        # one head per tile when there is more than one token; a single token still packs its group
-        single = query_len <= 1
-        tile = np.where(single, _tile_of(group, tiles), _tile_of(query_len, tiles))
-        count = np.where(single, np.ceil(group / last), group * np.ceil(query_len / last))
-        return as_array(tile * count), as_array(count)
-    if kernel.tokens_per_cta:
-        tile = _tile_of(np.minimum(rows, np.maximum(last, group)), tiles)
-        tile = np.maximum(tile, np.ceil(group / last) * last * (group > last))
-        count = np.ceil(query_len / np.maximum(1.0, np.floor(tile / group)))
-        return as_array(tile * count), as_array(count)
-    count = np.ceil(rows / last)
-    return as_array(_tile_of(rows, tiles) * count), as_array(count)
-
-
-def _tile_of(rows: Array, tiles: Array) -> Array:
-    """The smallest tile that holds `rows`, else the largest."""
-    return as_array(tiles[np.minimum(np.searchsorted(tiles, rows), len(tiles) - 1)])
+        rows = as_array(query_len) * as_array(group)
+        return rows, np.ceil(rows / 128.0)
+    args = (kernel, np.asarray(group), np.asarray(query_len), head_dim)
+    return as_array(tiles.padded_rows(*args)), as_array(tiles.num_row_tiles(*args))
 
 
 def attention_time(  # noqa: PLR0913
     num_seqs: Num, query_len: Num, context_len: Num, *, num_heads: Num, num_kv_heads: Num, head_dim: int, v_head_dim: int | None = None,
-    kv_bytes_per_element: Num, fit: AttentionFit, kernel: AttentionKernel | None = None,
+    kv_bytes_per_element: Num, fit: AttentionFit, kernel: AttentionKernel | None = None, repeated: bool = False,
 ) -> KernelTime:  # fmt: skip
-    """Seconds of one attention layer on one rank for num_seqs sequences of query_len new tokens each (heads of the rank)."""
+    """Seconds of one attention layer on one rank for num_seqs sequences of query_len new tokens each (heads of the rank).
+
+    repeated: as a benchmark measures it, the same KV again and again, so that what fits in L2 stays there; a served step is cold.
+    """
     b, q, s = as_array(num_seqs), as_array(query_len), as_array(context_len)
-    kv_heads = as_array(num_kv_heads)
-    width = head_dim + (v_head_dim or head_dim)
-    rows, passes = padded_rows(q, as_array(num_heads) / kv_heads, head_dim, kernel)
-    keys = np.maximum(s - (q - 1.0) / 2.0, 1.0)
-    kv_bytes = b * s * kv_heads * width * kv_bytes_per_element
-    io_bytes = b * q * num_heads * width * 2.0
-    saturation = 1.0 + fit.half_bytes / np.maximum(kv_bytes, 1.0)
-    short = q * as_array(num_heads) / kv_heads <= 256.0
-    memory = (kv_bytes * np.where(short, 1.0 + fit.reread * (passes - 1.0), 1.0) * 1.0 + io_bytes) / fit.bytes_per_s
-    memory = memory + fit.half_bytes / fit.bytes_per_s * (1.0 - 1.0 / saturation)
-    rate = np.where(short, fit.flop_per_s, fit.prefill_flop_per_s)
-    compute = 2.0 * width * kv_heads * b * rows * keys / rate
-    fixed = np.full(np.broadcast(memory, compute).shape, fit.fixed_s)
-    body = smooth_max(as_array(memory + 0 * compute), as_array(compute + 0 * memory), fit.knee)
-    return KernelTime(as_array(np.maximum(fixed + body, fit.floor_s)), as_array(memory), as_array(compute), fixed)
+    kv_heads, heads = as_array(num_kv_heads), as_array(num_heads)
+    width = float(head_dim + (v_head_dim or head_dim))
+    chunk = np.broadcast_to(q > VERIFY_MAX_QUERY, np.broadcast(b, q, s, kv_heads).shape)
+    token = width * as_array(kv_bytes_per_element)
+    read = b * (s * kv_heads * token + q * heads * (2.0 * width))
+    if chunk.all():
+        return _prefill(b, q, s, heads=heads, read=read, flop_per_pair=2.0 * width, fit=fit)
+    group = heads / kv_heads
+    rows, passes = padded_rows(np.minimum(q, VERIFY_MAX_QUERY), group, head_dim, kernel)
+    work = _Work(
+        units=b * kv_heads * passes, single=group * q <= 1.0, context=s, token_bytes=token,
+        tile_flop=2.0 * width * rows / passes, read_bytes=read, causal=np.maximum(1.0 - (q - 1.0) / (2.0 * s), 0.5),
+    )  # fmt: skip
+    decode = _stream(work, fit, repeated)
+    if not chunk.any():
+        return decode
+    long = _prefill(b, q, s, heads=heads, read=read, flop_per_pair=2.0 * width, fit=fit)
+    return kernel_time(*(np.where(chunk, x, y) for x, y in zip(long, decode, strict=True)))
+
+
+def _prefill(  # noqa: PLR0913
+    b: Array, q: Array, s: Array, *, heads: Array, read: Array, flop_per_pair: float, fit: AttentionFit
+) -> KernelTime:  # fmt: skip
+    """A chunk of a prompt: compute bound once its tiles fill the GPU."""
+    keys = np.maximum(s - (q - 1.0) / 2.0, 1.0) + fit.prefill_keys
+    idle = np.maximum(fit.sm_count / (b * heads * np.ceil(q / 128.0)), 1.0)
+    compute = flop_per_pair * heads * b * q * keys / fit.prefill_flop_per_s * idle**fit.prefill_fill
+    memory = read / fit.bytes_per_s
+    body = smooth_max(as_array(memory), as_array(compute), 2.0)
+    return kernel_time(fit.prefill_fixed_s + body, memory, compute, fit.prefill_fixed_s)
 
 
 def mla_time(  # noqa: PLR0913
     num_seqs: Num, query_len: Num, context_len: Num, *, num_heads: Num, kv_rank: int, rope_dim: int, kv_bytes_per_element: Num,
-    fit: MlaFit, kernel: AttentionKernel | None = None,
+    fit: AttentionFit, kernel: AttentionKernel | None = None, repeated: bool = False,
 ) -> KernelTime:  # fmt: skip
     """Seconds of absorbed latent attention: one latent of kv_rank + rope_dim per token serves all heads of the rank.
 
-    2R(2r + d) FLOP per token for R = heads x query_len rows: past the ridge of Hopper at 128 heads and one query.
+    2R(2r + d) FLOP per token for R = heads x query_len rows: past the ridge of Hopper at 128 heads and one query. Long prompt chunks
+    expand the latent to per-head keys and values instead: use attention_time there.
     """
     b, q, s = as_array(num_seqs), as_array(query_len), as_array(context_len)
-    rows, passes = padded_rows(q, as_array(num_heads), kv_rank, kernel)
-    keys = np.maximum(s - (q - 1.0) / 2.0, 1.0)
-    latent = b * s * (kv_rank + rope_dim) * kv_bytes_per_element
-    memory = (latent + fit.half_bytes * latent / (latent + fit.half_bytes + 1.0)) / fit.bytes_per_s
-    compute = 2.0 * (2.0 * kv_rank + rope_dim) * rows * b * keys / fit.flop_per_s
-    fixed = np.full(np.broadcast(memory, compute).shape, fit.fixed_s)
-    body = smooth_max(as_array(memory + 0 * compute), as_array(compute + 0 * memory), fit.knee)
-    return KernelTime(as_array(np.maximum(fixed + body, fit.floor_s)), as_array(memory), as_array(compute), fixed)
+    rows, passes = padded_rows(q, num_heads, kv_rank + rope_dim, kernel)
+    token = (kv_rank + rope_dim) * as_array(kv_bytes_per_element)
+    width = 2.0 * kv_rank + rope_dim
+    work = _Work(
+        units=b * passes, single=rows <= 1.0, context=s, token_bytes=token, tile_flop=2.0 * width * rows / passes,
+        read_bytes=b * (s * token + q * as_array(num_heads) * (2.0 * width)), causal=np.maximum(1.0 - (q - 1.0) / (2.0 * s), 0.5),
+    )  # fmt: skip
+    return _stream(work, fit, repeated)

@@ -1,7 +1,8 @@
-"""What every kernel model shares: the result, the smooth maximum, the way numbers come from a profile."""
+"""What every kernel model shares: the result, the smooth maximum, the way fitted numbers meet a profile."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy.typing as npt
 #: A number or an array; every argument of a kernel model broadcasts against the others.
 Num = float | npt.NDArray[np.float64]
 Array = npt.NDArray[np.float64]
+#: Named fitted numbers: seconds as they are, rates as shares of a profile's peaks, so that they carry over to a GPU never measured.
+Params = Mapping[str, float]
 
 #: Order of `KernelTime` parts, and the words that name them.
 BOUNDS = ("memory", "compute", "launch")
@@ -34,15 +37,21 @@ def as_array(value: object) -> Array:
     return np.asarray(value, dtype=np.float64)
 
 
+def kernel_time(time: object, memory: object, compute: object, fixed: object) -> KernelTime:
+    """The four parts broadcast to one shape."""
+    parts = np.broadcast_arrays(as_array(time), as_array(memory), as_array(compute), as_array(fixed))
+    return KernelTime(parts[0], parts[1], parts[2], parts[3])
+
+
 def smooth_max(a: Array, b: Array, p: float) -> Array:
     """(a^p + b^p)^(1/p): the p-norm knee between two overlapping costs; p = inf is max, p = 1 no overlap at all."""
     high, low = np.maximum(a, b), np.minimum(a, b)
     if not np.isfinite(p):
         return high
-    ratio = np.divide(low, high, out=np.zeros_like(high), where=high > 0)
+    ratio = low / np.maximum(high, 1e-300)
     return np.asarray(high * np.exp(np.log1p(np.power(ratio, p)) / p), dtype=np.float64)
 
 
-def log_interp(x: Array, nodes: tuple[float, ...], values: tuple[float, ...]) -> Array:
-    """exp of the linear interpolation of `values` over log(nodes), constant outside. Two neighbouring nodes (64, 65) make a step."""
-    return np.asarray(np.exp(np.interp(np.log(x), np.log(nodes), values)), dtype=np.float64)
+def log_interp(x: Array, log_nodes: Array, values: Array) -> Array:
+    """exp of the linear interpolation of `values` over log(x), constant outside. Two neighbouring nodes (64, 65) make a step."""
+    return np.asarray(np.exp(np.interp(np.log(x), log_nodes, values)), dtype=np.float64)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpu_profiles.schema import GpuProfile
-from planner.kernels.base import Array, KernelTime, Num, as_array
+from planner.kernels.base import Array, KernelTime, Num, as_array, kernel_time
 
 #: Bytes that cross a link per message byte, for n ranks.
 LINK_SHARE = {"allreduce": lambda n: 2.0 * (n - 1.0) / n, "allgather": lambda n: (n - 1.0) / n, "alltoall": lambda n: (n - 1.0) / n}
@@ -23,6 +24,14 @@ class CommFit:
     message_bytes: tuple[float, ...]
     log_time: tuple[tuple[float, ...], ...]
     """One row per num_ranks."""
+
+    @classmethod
+    def from_table(
+        cls, num_ranks: Sequence[int], message_bytes: Sequence[float], micros: Sequence[Sequence[float]], slower: float = 1.0
+    ) -> CommFit:
+        """Measured microseconds, a row per rank count; `slower`: how much slower the link is than the measured one."""
+        rows = tuple(tuple(float(v) for v in np.log(as_array(row) * 1e-6 * slower)) for row in micros)
+        return cls(tuple(num_ranks), tuple(message_bytes[: len(rows[0])]), rows)
 
     @classmethod
     def from_gpu(cls, gpu: GpuProfile, op: str = "allreduce") -> CommFit:
@@ -51,8 +60,7 @@ def collective_time(message_bytes: Num, num_ranks: int, fit: CommFit) -> KernelT
     """
     size = as_array(message_bytes)
     if num_ranks <= 1:
-        zero = np.zeros_like(size)
-        return KernelTime(zero, zero, zero, zero)
+        return kernel_time(np.zeros_like(size), 0.0, 0.0, 0.0)
     x = float(np.interp(np.log2(num_ranks), np.log2(fit.num_ranks), range(len(fit.num_ranks))))
     low = int(x)
     time = _table(size, fit, low)
@@ -60,7 +68,7 @@ def collective_time(message_bytes: Num, num_ranks: int, fit: CommFit) -> KernelT
         time = time ** (1.0 - (x - low)) * _table(size, fit, low + 1) ** (x - low)
     time = time * 1.15 ** max(0.0, float(np.log2(num_ranks / fit.num_ranks[-1])))
     fixed = np.minimum(_table(np.full_like(size, fit.message_bytes[0]), fit, low), time)
-    return KernelTime(as_array(time), as_array(time - fixed), np.zeros_like(size), as_array(fixed))
+    return kernel_time(time, time - fixed, 0.0, fixed)
 
 
 def allreduce_time(message_bytes: Num, num_ranks: int, fit: CommFit) -> KernelTime:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_profiles.schema import GpuProfile
-from planner.kernels.base import Array, KernelTime, Num, as_array, smooth_max
+from planner.kernels.base import Array, KernelTime, Num, Params, as_array, kernel_time, smooth_max
 
 
 def effective_top_k(top_k: Num, query_len: Num, overlap: Num) -> Array:
@@ -39,6 +39,14 @@ class MoeFit:
     knee: float = 4.0
 
     @classmethod
+    def from_params(cls, p: Params, gpu: GpuProfile, dtype: str) -> MoeFit:
+        """Fitted shares on the peaks of `gpu`."""
+        return cls(
+            bytes_per_s=p["bandwidth"] * gpu.bytes_per_s, flop_per_s=p["flop"] * gpu.peak(dtype), fixed_s=p["fixed_s"],
+            per_row_s=p["row_bytes"] / gpu.bytes_per_s, per_expert_s=p["per_expert_s"], tile_rows=p["tile_rows"], knee=p["knee"],
+        )  # fmt: skip
+
+    @classmethod
     def from_gpu(cls, gpu: GpuProfile, dtype: str) -> MoeFit:
         """Prior without a fit: a router, two grouped GEMMs and a reduction are four launches."""
         return cls(
@@ -64,5 +72,4 @@ def moe_time(  # noqa: PLR0913
     memory = (touched * elements * weight_bytes_per_element + 2.0 * rows * (as_array(width) + 2.0 * as_array(ffn))) / fit.bytes_per_s
     compute = 2.0 * elements * padded / fit.flop_per_s
     fixed = fit.fixed_s + fit.per_row_s * rows + fit.per_expert_s * touched
-    memory, compute, fixed = np.broadcast_arrays(memory, compute, fixed)
-    return KernelTime(as_array(fixed + smooth_max(memory, compute, fit.knee)), memory, compute, fixed)
+    return kernel_time(fixed + smooth_max(as_array(memory), as_array(compute), fit.knee), memory, compute, fixed)

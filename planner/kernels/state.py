@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_profiles.schema import GpuProfile
-from planner.kernels.base import KernelTime, Num, as_array
+from planner.kernels.base import KernelTime, Num, Params, as_array, kernel_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,11 @@ class StateFit:
     """Cost of one further verified token, in reads-and-writes of the state (kernels keep 1 + D states for the rollback)."""
     chunk_from: float = 32.0
     """Query length from which the chunked kernel is used instead of the recurrent one."""
+
+    @classmethod
+    def from_params(cls, p: Params, gpu: GpuProfile, dtype: str) -> StateFit:
+        """Fitted shares on the peaks of `gpu`."""
+        return cls(p["bandwidth"] * gpu.bytes_per_s, p["flop"] * gpu.peak(dtype), p["fixed_s"], p["token_share"])
 
     @classmethod
     def from_gpu(cls, gpu: GpuProfile, dtype: str = "bf16") -> StateFit:
@@ -39,6 +44,4 @@ def state_time(num_seqs: Num, query_len: Num, state_bytes: Num, flop: Num, fit: 
     chunked = q >= fit.chunk_from
     memory = once * np.where(chunked, 1.0, 1.0 + fit.token_share * (q - 1.0))
     compute = np.where(chunked, as_array(flop) / fit.flop_per_s, 0.0)
-    fixed = np.full(np.broadcast(memory, compute).shape, fit.fixed_s)
-    memory, compute = np.broadcast_arrays(memory, compute)
-    return KernelTime(as_array(fixed + memory + compute), as_array(memory), as_array(compute), fixed)
+    return kernel_time(fit.fixed_s + memory + compute, memory, compute, fit.fixed_s)
