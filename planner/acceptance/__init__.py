@@ -2,7 +2,7 @@
 
 from planner.acceptance.priors import WORKLOADS, Prior, workload_prior
 from planner.acceptance.survival import Survival, isotonic, survival_from
-from planner.acceptance.transfer import KINDS, Law, band, fit_transfer, law_for, leave_out_table, transfer
+from planner.acceptance.transfer import KINDS, Law, band, carry, fit_transfer, law_for, leave_out_table
 
 __all__ = [
     "KINDS",
@@ -11,11 +11,11 @@ __all__ = [
     "Prior",
     "Survival",
     "band",
+    "carry",
     "fit_transfer",
     "isotonic",
     "law_for",
     "leave_out_table",
     "survival_from",
-    "transfer",
     "workload_prior",
 ]

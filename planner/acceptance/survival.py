@@ -98,6 +98,11 @@ class Survival:
         carried = self._carried(draft_len)
         return math.hypot(self.rel_band[0], carried[0]), math.hypot(self.rel_band[1], carried[1])
 
+    def log_band(self, draft_len: int) -> float:
+        """80 % half-width of ln AL(draft_len): the mean of both sides, for bands that add in quadrature."""
+        low, high = self.acceptance_range(draft_len)
+        return math.log(high / low) / 2 if high > low else 0.0
+
     def _carried(self, draft_len: int) -> tuple[float, float]:
         if not self.anchors:
             return 0.0, 0.0

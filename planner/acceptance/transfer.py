@@ -120,7 +120,7 @@ def law_for(kind: str) -> Law:
     return Law(row["exponent"], row["level_slope"], row["scatter_up"], row["scatter_down"])
 
 
-def transfer(acceptance_len: float, from_draft_len: int, to_draft_len: int, kind: str) -> float:
+def carry(acceptance_len: float, from_draft_len: int, to_draft_len: int, kind: str) -> float:
     """AL expected at `to_draft_len` from the AL measured at `from_draft_len`; the measured value itself where they are equal."""
     if from_draft_len == to_draft_len:
         return acceptance_len
