@@ -91,6 +91,24 @@ class GpuProfile:
                 hint="Choose act_dtype among them, or a GPU that has it.",
             ) from None  # fmt: skip
 
+    def summary(self) -> dict[str, object]:
+        """The headline numbers as plain values, SI base units."""
+        return {
+            "id": self.id, "name": self.name, "arch": self.arch, "aliases": list(self.aliases), "usable_memory_bytes": self.usable_memory_bytes,
+            "bytes_per_s": self.bytes_per_s, "peak_flop_per_s": dict(self.peak_flop_per_s), "link_bytes_per_s": self.link_bytes_per_s,
+            "link_kind": self.link_kind, "max_link_gpus": self.max_link_gpus,
+        }  # fmt: skip
+
+    def detail(self) -> dict[str, object]:
+        """Everything, each number with its source."""
+        more = {
+            "compute_capability": self.compute_capability, "sm_count": self.sm_count, "l2_bytes": self.l2_bytes, "memory_bytes": self.memory_bytes,
+            "bandwidth_eff": self.bandwidth_eff, "matmul_eff": dict(self.matmul_eff), "launch_s": self.launch_s, "tdp_w": self.tdp_w,
+            "usd_per_hour": self.usd_per_hour, "notes": list(self.notes),
+        }  # fmt: skip
+        sources = {k: {"origin": s.origin, "ref": s.reference, "date": s.date} for k, s in self.sources.items()}
+        return self.summary() | more | {"sources": sources}
+
     def ridge_flop_per_byte(self, dtype: str) -> float:
         """Dense peak over peak bandwidth: where a matmul of `dtype` stops being memory bound."""
         return self.peak(dtype) / self.bytes_per_s

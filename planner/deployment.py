@@ -21,7 +21,7 @@ from planner.drafters import DrafterSpec, drafter_from
 from planner.errors import InfeasibleError, InputError
 from planner.models.read import read_model
 from planner.models.spec import KvAttention, LatentAttention, ModelSpec
-from planner.ops import Dtypes, Layout, Network, Num, PassPlan, cache_bytes, kv_heads_per_rank, state_bytes, weight_bytes
+from planner.ops import Dtypes, Layout, Network, Num, PassPlan, cache_bytes, state_bytes, weight_bytes
 from planner.roofline import Machine, machine
 
 QUANTISED = ("attn", "linear_attn", "mlp", "shared", "experts")
@@ -29,6 +29,11 @@ QUANTISED = ("attn", "linear_attn", "mlp", "shared", "experts")
 
 RESERVED_FRAC = 0.02
 """Of usable memory for activations, CUDA graphs and collectives beyond the engine's own headroom (assumed)."""
+
+
+MIN_CACHE_FRAC = 0.02
+LARGEST_MEMORY_FRAC = 0.97
+"""Where the default memory fraction leaves almost no cache, people raise it: up to this share of usable memory."""
 
 
 class Memory(NamedTuple):
@@ -95,6 +100,17 @@ class Deployment:
             limit = min(limit, self.engine.max_running_with_speculation)
         return limit * self.layout.dp
 
+    @cached_property
+    def memory_notes(self) -> tuple[str, ...]:
+        """Said when the engine's default memory fraction had to be raised for the weights to leave any cache."""
+        limits, memory = self.engine.limits(self.gpu), self.memory
+        usable = self.gpu.usable_memory_bytes * (1.0 - RESERVED_FRAC)
+        default = usable * limits.memory_frac - memory.weights - memory.draft_weights
+        if self.config.memory_frac is not None or self.engine.memory_frac_of == "free" or memory.free <= default:
+            return ()
+        need = (memory.weights + memory.draft_weights + memory.free) / usable
+        return (f"the default memory fraction {limits.memory_frac:.2f} leaves no room for a cache: raise it to {need:.2f} as assumed here",)
+
     @property
     def extra_gpus(self) -> int:
         """GPUs of a drafter on its own device."""
@@ -147,10 +163,10 @@ class Deployment:
         limits = self.engine.limits(gpu)
         frac = self.config.memory_frac or limits.memory_frac
         usable = gpu.usable_memory_bytes * (1.0 - RESERVED_FRAC)
-        if self.engine.memory_frac_of == "free" and self.config.memory_frac is None:
-            free = (usable - weights - draft) * frac
-        else:
-            free = usable * frac - weights - draft
+        of_free = self.engine.memory_frac_of == "free" and self.config.memory_frac is None
+        free = (usable - weights - draft) * frac if of_free else usable * frac - weights - draft
+        if free <= MIN_CACHE_FRAC * usable and self.config.memory_frac is None:
+            free = max(free, usable * LARGEST_MEMORY_FRAC - weights - draft)  # what people do then: raise the engine's memory setting
         if free <= 0:
             raise InfeasibleError(
                 f"{model.id}: weights need {(weights + draft) / 1e9:.1f} GB per GPU and {gpu.id} offers {usable * frac / 1e9:.1f} GB"
@@ -312,10 +328,10 @@ def place_drafter(
     weights = {c: stored for c in QUANTISED} | {"lm_head": base, "router": base}
     act = {d: own.engine.act_dtype(d, own.gpu)[0] for d in {stored, base}}
     types = Dtypes(weights=weights, act=act, kv=drafter.kv_dtype or dtypes.kv, attn=base)
-    heads = max((kv_heads_per_rank(layer.attention.num_kv_heads, 1) for layer in drafter.layers if isinstance(layer.attention, KvAttention)), default=1)
-    notes = (*drafter.assumptions, f"drafter weights in {stored}, tp {tp}") if heads else drafter.assumptions
+    notes = (*drafter.assumptions, f"drafter weights in {stored}, tp {tp}")
     plan = DraftPlan(
-        drafter.kind, PassPlan(network, spread, types, expert_overlap=0.0), own, markov_rank=drafter.markov_rank,
+        drafter.kind, PassPlan(network, spread, types, expert_overlap=0.0), own, drafter.parallel, drafter.extend_matrices,
+        markov_rank=drafter.markov_rank,
         link_s=0.0 if drafter.gpu is None else LINK_ROUND_TRIP_S, embed_params=drafter.embed_params, head_params=drafter.head_params,
     )  # fmt: skip
     return plan, notes

@@ -13,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.ops import Gemm, Num, Op, PassPlan, Segment, VectorOp, cache_bytes, pass_ops, weight_bytes
+from planner.models.spec import Matrix
+from planner.ops import Gemm, Num, Op, PassPlan, Segment, VectorOp, cache_bytes, pass_ops, split_columns, weight_bytes
 from planner.roofline import Machine
 
-SEQUENTIAL = ("external", "eagle3", "mtp")
-PARALLEL = ("dflash", "dspark", "pard")
 LOOKUP = ("ngram", "suffix")
 
 
@@ -35,6 +34,10 @@ class DraftPlan:
     kind: str
     body: PassPlan | None
     machine: Machine
+    parallel: bool = False
+    """One pass drafts the whole block."""
+    extend: tuple[Matrix, ...] = ()
+    """Run once per round over the tokens just verified (EAGLE-3's fusion of hidden states)."""
     markov_rank: int = 0
     """DSpark: rank of the sequential head over the vocabulary; 0 = none."""
     link_s: float = 0.0
@@ -63,12 +66,12 @@ class DraftPlan:
         used = d > 0
         if self.body is None:
             return DraftCost(np.zeros(np.broadcast(num_seqs, d).shape), np.zeros_like(d))
-        if self.kind in PARALLEL:
+        if self.parallel:
             block = self._pass_s(num_seqs, np.maximum(d, 1.0) + (self.kind != "dspark"), context_len, np.maximum(d, 1.0))
             return DraftCost(np.where(used, block + self._markov_s(num_seqs, d) + self.link_s, 0.0), np.where(used, 1.0, 0.0))
         # an external model re-reads at most the last token and the bonus; a head re-reads every row that was verified
         extend_rows = 2.0 if self.kind == "external" else 1.0 + d
-        first = self._pass_s(num_seqs, extend_rows, context_len, 1.0)
+        first = self._pass_s(num_seqs, extend_rows, context_len, 1.0) + self._extend_s(num_seqs * (1.0 + d))
         total = first
         if (d > 1).any():
             total = first + np.maximum(d - 1.0, 0.0) * self._pass_s(num_seqs, 1.0, context_len + d / 2.0, 1.0)
@@ -77,6 +80,14 @@ class DraftPlan:
     def _pass_s(self, num_seqs: Num, query_len: Num, context_len: Num, sampled_rows: Num) -> NDArray[np.float64]:
         assert self.body is not None
         return self.machine.pass_time(self.pass_ops(num_seqs, query_len, context_len, sampled_rows)).time_s
+
+    def _extend_s(self, rows: Num) -> Num:
+        assert self.body is not None
+        tp, total = self.body.layout.tp, np.float64(0.0)
+        for m in self.extend:
+            n = split_columns(m.n, tp if m.shard == "column" else 1)
+            total = total + self.machine.op_time(Gemm(m.name, rows, n, m.k, 1, "bf16", "bf16")).time_s
+        return total
 
     def pass_ops(self, num_seqs: Num, query_len: Num, context_len: Num, sampled_rows: Num) -> list[Op]:
         """Operations of one draft pass; the arg-max over the (reduced) vocabulary is one read of the logits."""

@@ -218,7 +218,7 @@ def _one(dep: Deployment, a: _Asked, i: int, served: Served, base: Served, step_
     regime = "anchored" if c.baseline else "default"
     low, high = spread(np.float64(tpot), band("tpot", regime), a.acceptance_band)
     s_low, s_high = (1.0, 1.0) if c.draft_len == 0 and not dep.k0_tier else spread(np.float64(speedup), band("speedup", regime), a.acceptance_band)
-    warnings = [*a.warnings, *dep.warnings]
+    warnings = [*a.warnings, *dep.warnings, *dep.memory_notes]
     if c.concurrency is not None and num_seqs < c.concurrency:
         why = "memory" if capacity < min(c.concurrency, dep.max_num_seqs) else f"{dep.engine.name} running-request limit"
         warnings.append(f"{num_seqs} of {c.concurrency} requests run at once ({why}); the rest queue")

@@ -62,6 +62,10 @@ class Machine:
             self._cache[key] = kernel_fit(op, self.gpu, self.engine.id, dtype)
         return self._cache[key]
 
+    def looked_up(self) -> list[tuple[tuple[str, str], Fitted[Any]]]:
+        """Fits used so far by (kernel class, dtype)."""
+        return sorted(self._cache.items(), key=lambda item: item[0])
+
     def attention_kernel(self, kind: str) -> AttentionKernel:
         """Descriptor of the attention kernel for gqa, mla or sparse attention."""
         return load_attention_kernel(self.attention_backend or self.engine.attention_kernel_id(self.gpu.arch, kind))

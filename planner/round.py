@@ -36,14 +36,12 @@ class Round(NamedTuple):
 def verify_rows(dep: Deployment, draft_len: Num) -> Num:
     """Rows per sequence of a verification pass: 1 + D, 2D for PARD, or the tree width the user gave."""
     d = np.asarray(draft_len, dtype=np.float64)
-    drafter = dep.drafter
-    if drafter is None:
+    if dep.drafter is None:
         return d + 1.0
-    if drafter.verify_width is not None:
-        return np.where(d > 0, float(drafter.verify_width), 1.0)
-    if drafter.kind == "pard":
-        return np.where(d > 0, np.maximum(2.0 * d, 1.0), 1.0)
-    return d + 1.0
+    widths = {float(x): float(dep.drafter.tokens_verified(int(x))) for x in np.unique(d)}
+    if all(w == x + 1.0 for x, w in widths.items()):
+        return d + 1.0
+    return np.vectorize(widths.__getitem__, otypes=[np.float64])(d)
 
 
 def step_ops(dep: Deployment, num_seqs: Num, query_len: Num, context_len: Num) -> list[Op]:

@@ -1,0 +1,59 @@
+"""Scores as the page docs/accuracy.md: written by `draftline validate`, compared by CI, read by people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+INTRO = """# Accuracy
+
+Written by `draftline validate --out docs/accuracy.md`; do not edit. Rows are other people's measurements (tests/data/truth, sources in its README).
+An error is |predicted / measured - 1|. A row without an answer counts as 100 % off. Regret is 1 - metric(chosen D) / best measured arm, off included.
+Bands are 80 % intervals; the interval score is their mean log width plus 10 times what falls outside, so width is paid for.
+"""
+NOTES = {
+    "serving": "Served decode steps without speculation (TPOT), H100/H200/B200, three engines.",
+    "gemm": "Single GEMM kernels of public tables; medians over stacks (GPU, backend, dtype).",
+    "attention": "Decode attention kernels, context from 512; medians over stacks.",
+    "sweeps": "Draft-length sweeps, acceptance given at each D, anchored on the measured plain arm.",
+    "sweeps_nobase": "The same without the baseline.",
+    "sweeps_one_al": "The same with acceptance known at one D only.",
+    "steps": "Measured plain steps (t_ar) and rounds (t_round).",
+}
+COUNTS = ("rows", "refused", "stacks", "n_off")
+WORST_SHOWN = 10
+
+
+def accuracy_markdown(result: Mapping[str, Any]) -> str:
+    parts = [INTRO]
+    for name, note in NOTES.items():
+        block = result[name]
+        parts += [f"## {name}", "", note, "", _figures(block["figures"]), ""]
+        if block.get("lacking"):
+            parts += ["Not usable: " + ", ".join(f"{n} {why}" for why, n in sorted(block["lacking"].items())) + ".", ""]
+        if block.get("groups"):
+            parts += ["Worst groups first:", "", _rows(block["groups"][:WORST_SHOWN]), ""]
+    parts += ["## Simple rules on the same sweeps", "", _rows(result["rules"]), ""]
+    parts += ["## Acceptance carried to another D (sources left out)", "", _rows(result["acceptance"]), ""]
+    if "left_out" in result:
+        parts += ["## Groups left out and re-fitted", "", _rows(result["left_out"]), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _figures(figures: Mapping[str, Any]) -> str:
+    return _rows([figures])
+
+
+def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    keys = list(rows[0])
+    lines = ["| " + " | ".join(k.replace("_", " ") for k in keys) + " |", "|" + "---|" * len(keys)]
+    lines += ["| " + " | ".join(_cell(k, r.get(k)) for k in keys) + " |" for r in rows]
+    return "\n".join(lines)
+
+
+def _cell(key: str, value: object) -> str:
+    if isinstance(value, float):
+        if value != value:
+            return "-"
+        return f"{value:.0f}" if key in COUNTS else f"{value:.3f}" if key in ("interval", "skill") else f"{value:.1%}"
+    return str(value)
