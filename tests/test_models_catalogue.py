@@ -64,6 +64,19 @@ def test_names(asked: str, id: str) -> None:
     assert read_model(asked, id="mine").id == "mine"
 
 
+def test_table() -> None:
+    rows = {row["id"]: row for row in catalogue.catalogue_table()}
+    assert rows["Qwen/Qwen3-32B"] == {
+        "id": "Qwen/Qwen3-32B", "total_params": 32_762_123_264, "active_params": 32_762_123_264, "max_context_tokens": 40960,
+        "quant": "none",
+    }  # fmt: skip
+    assert set(rows) == set(catalogue.catalogue_ids())
+
+
+def test_written_gemma_equals_the_quantised_twin() -> None:
+    assert read_model("google/gemma-4-31B-it").layers == read_model("nvidia/Gemma-4-31B-IT-NVFP4").layers
+
+
 def test_alias_is_noted() -> None:
     assert any("is read as meta-llama/Meta-Llama-3.1-70B" in note for note in read_model("meta-llama/Llama-3.3-70B-Instruct").notes)
 

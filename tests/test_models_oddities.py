@@ -74,6 +74,14 @@ def test_nested_decoder(path: str) -> None:
     assert noted(spec, f"read from {path}") and spec.total_params == read_model(LLAMA).total_params
 
 
+def test_class_defaults_of_gemma3() -> None:
+    """google/gemma-3-4b-it writes only what differs from its class; 4300079472 elements with the SigLIP tower, projector and norm."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    spec = read_model({"model_type": "gemma3", "text_config": text})
+    assert spec.total_params == 4_300_079_472 - 416_866_032 - 1152 * 2560 - 1152
+    assert noted(spec, "num_attention_heads = 8") and not noted(spec, "hidden_size = 2304")
+
+
 def test_tie_at_the_top_wins_over_the_nested_one() -> None:
     spec = read_model({"tie_word_embeddings": True, "text_config": {**LLAMA, "tie_word_embeddings": False}})
     assert spec.tie_embeddings and noted(spec, "tie_word_embeddings")
@@ -118,6 +126,12 @@ def test_mtp_scales_show_its_storage(tmp_path: Path) -> None:
     folder = index_folder(tmp_path, ["mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight_scale_inv"], quantization_config=quant)
     spec = read_model(folder)
     assert spec.mtp is not None and spec.mtp.weights_dtype == "fp8"
+
+
+def test_mtp_declared_but_never_released() -> None:
+    """MiniMax-M2.5: the published element total is the main model's alone."""
+    spec = read_model("MiniMaxAI/MiniMax-M2.5")
+    assert spec.mtp is not None and spec.mtp.n_predict == 3 and noted(spec, "hold none of the declared blocks")
 
 
 def test_mtp_switched_off() -> None:

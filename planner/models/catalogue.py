@@ -33,6 +33,12 @@ def catalogue_ids() -> tuple[str, ...]:
     return tuple(sorted(_index()["models"], key=str.lower))
 
 
+def catalogue_table() -> list[dict[str, Any]]:
+    """One row per model for a listing: id, total and active parameters, context, quantisation scheme; no entry file is opened."""
+    models = _index()["models"]
+    return [{"id": name, **{k: v for k, v in models[name].items() if k != "file"}} for name in catalogue_ids()]
+
+
 def resolve(name: str) -> str | None:
     """The catalogue id that `name` (any case, with or without the organisation, or an alias) stands for."""
     found = _names().get(name.strip().lower())

@@ -181,6 +181,8 @@ def read_mtp(cfg: Fields, traits: Traits, plans: list[LayerPlan]) -> Mtp | None:
         cfg.note(f"MTP: {count} block(s) declared by {found[0] if found else ''}, not verified against the checkpoint's tensors")
     if not count or not plans:
         return None
+    if traits.mtp_absent:
+        cfg.note("MTP: the released checkpoints of this family whose element totals are known hold none of the declared blocks")
     if count > 64:
         raise cfg.error(found[0] if found else "num_nextn_predict_layers", "implausibly many MTP blocks", got=count, expected="at most 64")
     hidden = cfg.need("hidden")

@@ -20,7 +20,7 @@ from planner.models.fields import Fields
 from planner.models.mixers import dtype_name
 from planner.models.quant import MTP_UNSTATED, mtp_dtype, read_quant
 from planner.models.spec import ModelSpec, Mtp, Quant
-from planner.models.traits import Traits, family
+from planner.models.traits import CLASS_DEFAULTS, Traits, family
 
 #: Where multimodal and drafter wrappers keep the language model, in the order tried.
 NESTED = ("text_config", "thinker_config.text_config", "thinker_config", "llm_config", "language_config", "language_model_config",
@@ -196,6 +196,7 @@ def read_config(
         raise top.error("is_encoder_decoder", "not a decoder-only model", got=True, expected="false")
     if not known:
         cfg.note(f"model_type {model_type!r} is not a family with known norms and biases: read by its keys, vectors may be off")
+    cfg = _with_class_defaults(cfg, name)
     base = _base_dtype(cfg, top)
     decoder = read_decoder(cfg, traits)
     quant = read_quant(cfg, top, quant_file, decoder.layers, family=name)
@@ -232,6 +233,16 @@ def _language_model(top: Fields) -> Fields:
     return top
 
 
+def _with_class_defaults(cfg: Fields, name: str) -> Fields:
+    """Values of the transformers class for keys that its checkpoints leave out; only for families known to do so."""
+    absent = {k: v for k, v in CLASS_DEFAULTS.get(name, {}).items() if cfg.raw.get(k) is None}
+    if not absent:
+        return cfg
+    stated = ", ".join(f"{k} = {v}" for k, v in absent.items())
+    cfg.note(f"absent from the config, taken from the class defaults of {name}: {stated}")
+    return Fields({**cfg.raw, **absent}, cfg.where, cfg.notes)
+
+
 def _base_dtype(cfg: Fields, top: Fields) -> str:
     text = cfg.text("dtype") or top.text("dtype")
     if text is None or text == "auto":
@@ -253,14 +264,14 @@ def _with_dtype(mtp: Mtp | None, cfg: Fields, traits: Traits, quant: Quant) -> M
     return None if mtp is None else replace(mtp, weights_dtype=mtp_dtype(cfg, traits, quant))
 
 
+_LAYER = re.compile(r"^(?:model\.|language_model\.|backbone\.)*layers\.(\d{1,6})\.")
 _QUANTISED_NAME = re.compile(r"(NV|MX)?FP[48]|INT[48]|AWQ|GPTQ|W[48]A(4|8|16)", re.IGNORECASE)
 _MTP_NAME = re.compile(r"(^|\.)(mtp|nextn|mtp_block|mtp_layers|nextn_predict_layers)(\.|_|$)")
 
 
 def _verified(mtp: Mtp | None, tensors: list[str], num_layers: int, notes: list[str], quant: Quant) -> Mtp | None:
     """What the checkpoint's tensor index says about the MTP blocks that the config declares."""
-    extra = re.compile(rf"(^|\.)layers\.({num_layers}|{num_layers + 1}|{num_layers + 2})\.")
-    found = [t for t in tensors if _MTP_NAME.search(t) or extra.search(t)]
+    found = [t for t in tensors if _MTP_NAME.search(t) or ((at := _LAYER.search(t)) and num_layers <= int(at.group(1)) < num_layers + 64)]
     stale = [n for n in notes if n.startswith("MTP:")]
     for note in stale:
         notes.remove(note)

@@ -47,6 +47,8 @@ class Traits:
     mtp_sliding: bool = False
     mtp_fp8: bool = False
     """The released FP8 checkpoint stores the MTP block in FP8 too (its scale tensors are in the element total)."""
+    mtp_absent: bool = False
+    """Released checkpoints hold none of the blocks that their config declares (element totals match without them)."""
     latent_norm: bool = False
 
 
@@ -75,7 +77,7 @@ TRAITS: dict[str, Traits] = {
     "qwen3_next": Traits(qk_norm="head", gated_attention=True, shared_gate=True, mtp_default=1),
     "qwen3_5": _GDN,
     "qwen3_5_moe": _GDN,
-    "minimax_m2": Traits(qk_norm="layer", router_bias=True),
+    "minimax_m2": Traits(qk_norm="layer", router_bias=True, mtp_absent=True),
     "minimax_m3": Traits(qk_norm="head", router_bias=True),
     "deepseek_v2": Traits(),
     "deepseek_v3": _MLA,
@@ -103,6 +105,14 @@ TRAITS: dict[str, Traits] = {
     "gpt2": Traits(gated_mlp=False, tie=True, qkv_bias=True),
     "opt": Traits(gated_mlp=False, tie=True, qkv_bias=True),
 }
+
+#: Checkpoints that write only what differs from their transformers class (5.24.0): the class's own values for the rest.
+CLASS_DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma3": {
+        "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072, "sliding_window": 4096,
+    },
+}  # fmt: skip
 
 #: Other spellings of a model_type, and the architectures that settle a placeholder one.
 SAME_AS = {"deepseek_ref": "deepseek_v4", "kimi_k25": "kimi_k2", "kimi_k3": "kimi_linear", "mimo_v2": "mimo_v2_flash"}
