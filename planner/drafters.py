@@ -198,7 +198,7 @@ def _mtp(given: Mapping[str, Any], target: ModelSpec, strict: bool, where: str) 
         if own is None:
             text = f"the config of {target.id} declares no MTP block"
             hint = "Use another drafter kind, or the checkpoint that ships MTP weights."
-            if strict and row is None:
+            if strict and row is None and not any(r["kind"] == "mtp" for r in drafters_for(target.id)):
                 raise ModelConfigError(text, where=f"{where}.kind", got="mtp", expected="a target with MTP", hint=hint)
             warnings.append(f"{text}: the usual head (one target layer) is priced")
         layers = (_typical_layer(target, hidden),) * (wanted or 1)

@@ -36,7 +36,9 @@ KINDS = ("external", "eagle3", "mtp", "dflash", "dspark", "pard", "ngram", "suff
 FITTED_KINDS = ("eagle3", "mtp", "dspark", "dflash")
 _PIVOT = 2.0
 _MAX_SCORED_D = 8
-_EXPONENTS = np.round(np.arange(0.60, 1.701, 0.01), 2)
+_EXPONENTS = np.round(np.arange(1.0, 1.601, 0.01), 2)
+_RISING_EXPONENTS = np.round(np.arange(0.50, 1.101, 0.01), 2)
+"""n-gram."""
 _SLOPES = np.round(np.arange(0.0, 0.161, 0.02), 2)
 _POOL = 1.0
 """Weight of the other kinds' mean loss, in groups: a kind with few sources leans on the rest."""
@@ -252,11 +254,11 @@ def fit_transfer(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         widths = {up: shares * _scatter(own, up) + (1 - shares) * pooled[up] for up in (True, False)}
         kinds[kind] = _row(float(_EXPONENTS[exponents[kind]]), slope, widths[True], widths[False], f"{len(own)} curves, {groups} groups")
     copies = _curves(rows, ("ngram",), 64)
-    tables = (_table(float(e), slope, 24) for e in _EXPONENTS)
+    tables = (_table(float(e), slope, 24) for e in _RISING_EXPONENTS)
     means = [float(np.mean([np.abs(errors).mean() for errors in _errors(table, copies)])) for table in tables]
     wide = {up: 1.5 * pooled[up] for up in (True, False)}
     basis = f"{len(copies)} curves, D 7..23, one source"
-    kinds["ngram"] = _row(float(_EXPONENTS[int(np.argmin(means))]), slope, wide[True], wide[False], basis)
+    kinds["ngram"] = _row(float(_RISING_EXPONENTS[int(np.argmin(means))]), slope, wide[True], wide[False], basis)
     for kind, (like, why) in BORROWED.items():
         lent = kinds[like] if like else _row(1.0, 0.0, 0, 0, "")
         kinds[kind] = {**lent, "scatter_up": round(wide[True], 4), "scatter_down": round(wide[False], 4), "basis": f"borrowed: {why}"}
