@@ -234,6 +234,7 @@ def dtypes_of(model: ModelSpec, case: Case, gpu: GpuProfile, engine: EngineProfi
     """Storage per tensor class and the arithmetic of each, with what was assumed."""
     notes: list[str] = []
     weights: dict[str, str] = {c: model.quant.weights_dtype(c, model.base_dtype) for c in (*QUANTISED, "lm_head", "router")}  # type: ignore[arg-type]
+    matrices = {} if isinstance(case.weights_dtype, str) else dict(model.quant.matrices)
     kv = model.quant.kv_dtype or "bf16"
     block = model.quant.block_scaled
     if isinstance(case.weights_dtype, str):
@@ -248,15 +249,23 @@ def dtypes_of(model: ModelSpec, case: Case, gpu: GpuProfile, engine: EngineProfi
     if "bf16" not in gpu.peak_flop_per_s:
         weights = {c: "fp16" if d == "bf16" else d for c, d in weights.items()}
     act: dict[str, str] = {}
-    for storage in sorted({*weights.values(), "bf16" if "bf16" in gpu.peak_flop_per_s else "fp16"}):
-        act[storage] = case.act_dtype or engine.act_dtype(storage, gpu)[0]
+    for storage in sorted({*weights.values(), *matrices.values(), "bf16" if "bf16" in gpu.peak_flop_per_s else "fp16"}):
+        act[storage] = case.act_dtype or stated_act(model, case, storage, gpu) or engine.act_dtype(storage, gpu)[0]
         gpu.peak(act[storage])
         if act[storage] != storage and bytes_differ(storage, act[storage]):
             notes.append(f"{storage} weights compute in {act[storage]} on {gpu.id}")
     if case.kv_dtype is None and model.quant.kv_dtype is None:
         notes.append("KV cache in 16 bit (the checkpoint does not say)")
     attn = case.attn_dtype or ("fp8" if kv == "fp8" and "fp8" in gpu.peak_flop_per_s else "bf16")
-    return Dtypes(weights=weights, act=act, kv=kv, attn=attn, state=case.state_dtype, block_scaled=block), tuple(notes)
+    return Dtypes(weights=weights, matrices=matrices, act=act, kv=kv, attn=attn, state=case.state_dtype, block_scaled=block), tuple(notes)
+
+
+def stated_act(model: ModelSpec, case: Case, storage: str, gpu: GpuProfile) -> str | None:
+    """The activation dtype that the checkpoint's scheme states for its quantised weights (W4A16), where this GPU has it."""
+    stated = model.quant.act_dtype
+    if stated is None or isinstance(case.weights_dtype, str) or storage in ("bf16", "fp16", "fp32"):
+        return None
+    return stated if stated in gpu.peak_flop_per_s else None
 
 
 def bytes_differ(storage: str, act: str) -> bool:
@@ -278,6 +287,7 @@ def resolve(case: Case, *, strict: bool = False) -> Deployment:
     """The deployment of a case. strict: a drafter the checkpoint cannot have is an error, not a warning. Raises DraftlineError."""
     model = read_model(case.model)
     where = machine(case.gpu, case.engine, case.attention_backend)
+    where.attention_kernel("gqa")
     layout, notes = layout_of(case)
     check_layout(model, layout)
     dtypes, more = dtypes_of(model, case, where.gpu, where.engine)

@@ -8,7 +8,7 @@ a scalar or an array; they broadcast together. Operations carry FLOP and bytes; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -65,7 +65,9 @@ class Dtypes:
 
     weights: Mapping[str, str]
     """Tensor class -> storage dtype."""
-    act: Mapping[str, str]
+    matrices: Mapping[str, str] = field(default_factory=dict)
+    """Matrix name -> storage dtype where a checkpoint treats one unlike its class."""
+    act: Mapping[str, str] = field(default_factory=dict)
     """Storage dtype -> activation dtype its GEMM runs in on this GPU and engine."""
     kv: str = "bf16"
     attn: str = "bf16"
@@ -141,6 +143,11 @@ class KvOp:
         return entries
 
     @property
+    def local_len(self) -> Num:
+        """Recent tokens that stay uncompressed beside the compressed entries (DeepSeek-V4)."""
+        return 0.0 if self.core.local_window is None else np.minimum(self.context_len, self.core.local_window + self.query_len - 1.0)
+
+    @property
     def gathers_per_query(self) -> bool:
         return self.core.sparse_topk is not None
 
@@ -150,6 +157,7 @@ class KvOp:
         read = self.attended_len
         if self.core.sparse_topk is not None:  # every query row gathers its own selection
             read = np.minimum(read * 1.0, self.core.sparse_topk) * self.query_len
+        read = read + self.local_len
         io = ACT_BYTES * self.query_len * self.num_heads * (self.core.head_dim + self.core.v_head_dim)
         return self.num_seqs * (read * width * bytes_per_element(self.kv_dtype) + io) + self.index_bytes
 
@@ -162,6 +170,8 @@ class KvOp:
     def flop(self) -> Num:
         seen = self.attended_len if self.core.sparse_topk is None else np.minimum(self.attended_len * 1.0, self.core.sparse_topk)
         seen = causal_mean(seen, self.query_len, self.core.window if self.core.sparse_topk is None else self.core.sparse_topk)
+        if self.core.local_window is not None:
+            seen = seen + causal_mean(self.local_len, self.query_len, self.core.local_window)
         main = 2.0 * self.num_seqs * self.query_len * seen * self.num_heads * (self.core.head_dim + self.core.v_head_dim)
         return main + self.index_flop
 
@@ -380,7 +390,7 @@ class PassPlan:
         heads = core.num_kv_heads if isinstance(core, KvAttention) else 1
         fused: dict[tuple[str, int, str], tuple[str, int]] = {}
         for m in layer.matrices:
-            dtype = self.dtypes.weights.get(m.tensor_class, "bf16")
+            dtype = self.dtypes.matrices.get(m.name) or self.dtypes.weights.get(m.tensor_class, "bf16")
             n, k = m.n, m.k
             if m.shard == "column":
                 n = split_columns(n, tp)
@@ -535,6 +545,8 @@ def cache_bytes(network: Network, tp: int, kv_dtype: str, *, context_len: Num) -
             entries = context_len / core.compress_ratio
             if core.window is not None:
                 entries = np.minimum(entries, float(core.window))
+            if core.local_window is not None:
+                entries = entries + np.minimum(context_len, float(core.local_window))
             total = total + count * (entries * width * size + context_len * float(core.index_kv_per_token))
         elif isinstance(core, LatentAttention):
             total = total + count * context_len * ((core.kv_rank + core.rope_dim) * size + core.index_kv_per_token)

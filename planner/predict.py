@@ -115,6 +115,11 @@ def _acceptance(index: int, case: Case, dep: Deployment) -> _Asked:
         return _Asked(index, case, 1.0, 0.0)
     assert dep.drafter is not None
     warnings: list[str] = []
+    if dep.drafter.verify_width is not None and case.acceptance is None:
+        raise InputError(
+            "a tree (verify_width) needs its measured acceptance", where="acceptance", expected='{"acceptance_len": ..., "at_draft_len": ...}',
+            hint="Priors are for chains: give the tree's AL, or drop verify_width.",
+        )  # fmt: skip
     if case.acceptance is None:
         warnings.append("no acceptance given: the chat prior is used; measure one to trust the speedup")
     survival = survival_from(case.acceptance, kind=dep.drafter.kind, max_draft_len=case.draft_len, block=dep.drafter.max_trained_draft_len)

@@ -115,15 +115,15 @@ class Machine:
 
         if op.core.sparse_topk is not None:
             chosen = np.minimum(np.asarray(op.attended_len, dtype=np.float64), op.core.sparse_topk)
-            gathered = dense(op.num_seqs * op.query_len, 1.0, chosen)
-            whole = dense(op.num_seqs, op.query_len, op.attended_len)
+            gathered = dense(op.num_seqs * op.query_len, 1.0, chosen + op.local_len)
+            whole = dense(op.num_seqs, op.query_len, op.attended_len + op.local_len)
             return add(cheaper(gathered, whole), self._indexer(op.index_flop, op.index_bytes))
         if op.core.window is not None:
             # a chunk longer than its window is many window-sized chunks, each row seeing one window
             split = np.maximum(np.asarray(op.query_len, dtype=np.float64) / op.core.window, 1.0)
             seen = np.where(split > 1.0, 1.5 * op.core.window, op.attended_len)
             return dense(op.num_seqs * split, op.query_len / split, seen)
-        return dense(op.num_seqs, op.query_len, op.attended_len)
+        return dense(op.num_seqs, op.query_len, op.attended_len + op.local_len)
 
     def _latent(self, op: LatentOp) -> KernelTime:
         fit, core = self.fit("mla", op.kv_dtype).value, op.core

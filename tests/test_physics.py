@@ -113,12 +113,13 @@ def test_sglang_caps_running_requests_when_speculating() -> None:
     p = spec(engine="sglang", concurrency=64)
     assert p.num_seqs == 48 and any("48 of 64" in w for w in p.warnings)
     assert answers([BASE | {"engine": "sglang", "concurrency": 64}])[0].num_seqs == 64
-    assert spec(engine="sglang", concurrency=64, engine_config={"max_num_seqs": 64}).num_seqs == 64
+    assert spec(engine="sglang", concurrency=64, context_len=1024, engine_config={"max_num_seqs": 64}).num_seqs == 64
 
 
 def test_a_pass_beyond_the_largest_graph_runs_eagerly_and_says_so() -> None:
-    inside = spec(engine_config={"cuda_graph_max_tokens": 40})
-    outside = spec(engine_config={"cuda_graph_max_tokens": 39})
+    small = {"model": "Qwen/Qwen3-8B", "gpu": "b200"}  # launch-bound without a graph
+    inside = spec(engine_config={"cuda_graph_max_tokens": 40}, **small)
+    outside = spec(engine_config={"cuda_graph_max_tokens": 39}, **small)
     assert outside.verify_s > inside.verify_s
     assert any("CUDA graph" in w for w in outside.warnings) and not any("CUDA graph" in w for w in inside.warnings)
 

@@ -218,8 +218,7 @@ def models(name: Annotated[str | None, typer.Argument(help="One model: catalogue
 
     Example: draftline models Qwen/Qwen3-32B
     """
-    from planner.models.catalogue import catalogue_ids
-    from planner.models.read import describe_model, read_model
+    from planner.models import catalogue_ids, describe_model, read_model
     from planner.report.terminal import mapping_text
 
     if name is None:

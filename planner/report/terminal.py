@@ -12,11 +12,13 @@ from planner.report.verdict import drafter_name, verdict
 from planner.units import si
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns; the first is left-aligned, numbers right."""
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[int] = (0,)) -> str:
+    """Aligned columns: numbers right, the columns named by `text` left."""
     widths = [max(len(h), *(len(r[i]) for r in rows)) if rows else len(h) for i, h in enumerate(headers)]
+
     def line(cells: Sequence[str]) -> str:
-        return "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))).rstrip()
+        return "  ".join(c.ljust(w) if i in text else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))).rstrip()
+
     return "\n".join([line(headers), "  ".join("-" * w for w in widths), *(line(r) for r in rows)])
 
 
@@ -87,15 +89,15 @@ def recommendation_table(plan: Plan) -> str:
     for r in plan.recommendations:
         p = by_key.get((r["drafter"], r["draft_len"], r["concurrency"], r["context_len"]), {})
         if r["draft_len"] is None or not p.get("feasible"):
-            rows.append([str(r["concurrency"]), *([f"{r['context_len']:.0f}"] if several else []), "-", *["-"] * 8])
+            rows.append([str(r["concurrency"]), *([f"{r['context_len']:.0f}"] if several else []), *["-"] * 10])
             continue
         near = _ranges(r["near_optimal"])
         rows.append([
             str(r["concurrency"]), *([f"{r['context_len']:.0f}"] if several else []), drafter_name(r["drafter"]).replace("no speculation", "off"),
-            str(r["draft_len"]), near, f"{r['speedup']:.2f}x", f"{r['speedup_low']:.2f}-{r['speedup_high']:.2f}", f"{p['tpot_s'] * 1e3:.2f}",
+            str(r["draft_len"]), near, str(p["num_seqs"]), f"{r['speedup']:.2f}x", f"{r['speedup_low']:.2f}-{r['speedup_high']:.2f}", f"{p['tpot_s'] * 1e3:.2f}",
             f"{p['tokens_per_s_per_user']:.0f}", f"{p['tokens_per_s_per_gpu']:.0f}", f"{r['prob_best']:.0%}",
         ])  # fmt: skip
-    heads = ["conc", *(["context"] if several else []), "drafter", "D", "D within 2%", "speedup", "80% band", "TPOT ms", "tok/s/user", "tok/s/GPU", "P(best)"]
+    heads = ["conc", *(["context"] if several else []), "drafter", "D", "D within 2%", "running", "speedup", "80% band", "TPOT ms", "tok/s/user", "tok/s/GPU", "P(best)"]
     return table(heads, rows)
 
 
@@ -166,7 +168,7 @@ def _op_table(rows: Sequence[Mapping[str, Any]]) -> str:
         ]
         for r in rows
     ]  # fmt: skip
-    return table(["op", "x", "FLOP", "bytes", "us", "share", "of SoL", "bound", "rows"], body)
+    return table(["op", "x", "FLOP", "bytes", "us", "share", "of SoL", "bound", "rows"], body, text=(0, 7, 8))
 
 
 def _rows(r: Mapping[str, Any]) -> str:
@@ -182,7 +184,7 @@ def gpus_text(profiles: Sequence[GpuProfile]) -> str:
         [p.id, p.arch, f"{p.usable_memory_bytes / 1e9:.0f}", f"{p.bytes_per_s / 1e12:.2f}", *(_peak(p, d) for d in ("bf16", "fp8", "nvfp4")), p.link_kind]
         for p in profiles
     ]
-    return table(["gpu", "arch", "GB usable", "TB/s", "bf16 TFLOP/s", "fp8", "nvfp4", "link"], rows)
+    return table(["gpu", "arch", "GB usable", "TB/s", "bf16 TFLOP/s", "fp8", "nvfp4", "link"], rows, text=(0, 1, 7))
 
 
 def _peak(p: GpuProfile, dtype: str) -> str:
@@ -201,7 +203,7 @@ def gpu_text(p: GpuProfile) -> str:
         if isinstance(value, (int, float)):
             rows.append([key, f"{value:.6g}", source.origin, source.date, source.reference[:90]])
     notes = "\n".join(wrap(f"- {n}") for n in p.notes)
-    return f"{p.name} ({p.id}), {p.arch}; aliases: {', '.join(p.aliases)}\n\n{table(['number (SI)', 'value', 'origin', 'date', 'source'], rows)}\n\n{notes}"
+    return f"{p.name} ({p.id}), {p.arch}; aliases: {', '.join(p.aliases)}\n\n{table(['number (SI)', 'value', 'origin', 'date', 'source'], rows, text=(0, 2, 3, 4))}\n\n{notes}"
 
 
 def mapping_text(facts: Mapping[str, Any], indent: str = "") -> str:
@@ -217,7 +219,28 @@ def mapping_text(facts: Mapping[str, Any], indent: str = "") -> str:
 
 
 def drafters_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    keys = ("target", "kind", "id", "layers", "block", "recommended_draft_len", "license")
-    body = [[str(r.get(k) if r.get(k) is not None else "-")[:48] for k in keys] for r in rows]
-    notes = [f"! {w}" for r in rows for w in r.get("warnings", ())]
-    return "\n".join([table(["target", "kind", "drafter", "layers", "block", "D", "licence"], body), *dict.fromkeys(notes)])
+    """The drafter catalogue, one line each; cautions below."""
+    if not rows:
+        return "No drafter is known for this model; n-gram and suffix look-up need none."
+    body = [
+        [_short(", ".join(r.get("targets") or ()) or r.get("family"), 40), r["kind"], _short(r.get("model"), 52), _short(r.get("layers")), _short(r.get("block")),
+         _recommended(r.get("recommended_draft_len")), _short(r.get("license"), 16)]
+        for r in rows
+    ]  # fmt: skip
+    notes = dict.fromkeys(f"! {r.get('model') or r['kind']}: {w}" for r in rows for w in r.get("warnings", ()))
+    return "\n".join([table(["target", "kind", "drafter", "layers", "block", "D", "licence"], body, text=(0, 1, 2, 6)), *notes])
+
+
+def _short(value: object, width: int = 24) -> str:
+    text = "-" if value is None else str(value)
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _recommended(value: object) -> str:
+    """Draft lengths a drafter's authors recommend: one, a range, or a tree."""
+    if not isinstance(value, Mapping):
+        return _short(value)
+    if value.get("tree"):
+        return "tree"
+    low, high = value.get("low"), value.get("high")
+    return f"{low}" if low == high else f"{low}-{high}"
