@@ -13,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.acceptance.survival import Survival
-
 _FILE = Path(__file__).parent / "data" / "bands.json"
 
 
@@ -35,12 +33,6 @@ def band(quantity: str, regime: str) -> Band:
     table = _table()
     low, high = table.get(f"{quantity}/{regime}", table[f"{quantity}/default"])
     return Band(low, high)
-
-
-def half_width(survival: Survival, draft_len: int) -> float:
-    """Log half-width of AL(draft_len)."""
-    low, high = survival.acceptance_range(draft_len)
-    return float(np.log(high / low)) / 2.0
 
 
 def spread(value: NDArray[np.float64], b: Band, extra: NDArray[np.float64] | float = 0.0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -21,7 +21,7 @@ from planner.drafters import DrafterSpec, drafter_from
 from planner.errors import InfeasibleError, InputError
 from planner.models.read import read_model
 from planner.models.spec import KvAttention, LatentAttention, ModelSpec
-from planner.ops import Dtypes, Layout, Network, Num, PassPlan, cache_bytes, state_bytes, weight_bytes
+from planner.ops import Dtypes, Layout, Network, Num, PassPlan, cache_bytes, distinct, state_bytes, weight_bytes
 from planner.roofline import Machine, machine
 
 QUANTISED = ("attn", "linear_attn", "mlp", "shared", "experts")
@@ -131,7 +131,7 @@ class Deployment:
         n, q = np.broadcast_arrays(np.asarray(num_seqs, dtype=np.float64), np.asarray(query_len, dtype=np.float64))
         rows = n * q
         eager = np.full(rows.shape, self.config.eager)
-        for width in np.unique(np.asarray(query_len)):
+        for width in distinct(query_len):
             sizes = self._captured(int(width))
             if not len(sizes):
                 continue

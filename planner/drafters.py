@@ -83,6 +83,11 @@ class DrafterSpec:
         return self.kind in _PARALLEL or self.variant == "p-eagle"
 
     @property
+    def known_reach(self) -> int | None:
+        """Most tokens this drafter is known to draft well: where the limit is only its kind's usual one, nothing is known."""
+        return None if self.block_assumed else self.max_trained_draft_len
+
+    @property
     def sequential_head(self) -> bool:
         """A light head walks the block token by token after the pass (DSpark's Markov head)."""
         return self.kind == "dspark" and self.markov_rank > 0

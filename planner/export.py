@@ -19,15 +19,14 @@ NO_MODEL = ("mtp", "ngram", "suffix")
 def exports_of(
     off: Deployment, arm: Arm, schedule: Mapping[str, Any] | None, recommendations: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """{engine: {"command"|"yaml", "notes"}} for every engine that has the method. D is the largest recommended one."""
-    lengths = [int(r["draft_len"]) for r in recommendations if r["drafter"] == arm.name and r["draft_len"]]
+    """{engine: {"command" or "config", "notes"}} for every engine that has the method. D is the largest recommended one."""
+    lengths = [int(r["draft_len"]) for r in recommendations if (r["drafter"], r["drafter_model"]) == (arm.kind, arm.model) and r["draft_len"]]
     if not lengths:
         return {}
     ranges = [list(map(int, r)) for r in schedule["ranges"]] if schedule else []
     most = max([*lengths, *(r[2] for r in ranges)])
-    kind = arm.dep.drafter.kind if arm.dep.drafter else ""
-    model = arm.name.split(":", 1)[1] if ":" in arm.name else None
-    batch = max(int(r["concurrency"]) for r in recommendations)
+    kind, model = arm.kind or "", arm.model
+    batch = max(int(r["num_seqs"] or 1) for r in recommendations)
     out = {
         "vllm": _vllm(off, kind, model, most, ranges, batch),
         "sglang": _sglang(off, kind, model, most, batch),
@@ -54,7 +53,8 @@ def _vllm(off: Deployment, kind: str, model: str | None, most: int, ranges: list
         spec |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
     if len(ranges) > 1 and kind not in ("suffix", "dspark") and off.layout.dp == 1:
         spec["num_speculative_tokens_per_batch_size"] = ranges
-    graph = batch * (1 + most)
+    widest = [min(hi, batch) * (1 + d) for lo, hi, d in ranges if lo <= batch] if "num_speculative_tokens_per_batch_size" in spec else [batch * (1 + most)]
+    graph = max(widest)
     tokens = int(off.chunk_tokens)
     slots = most * batch if kind in ("dflash", "pard") else batch
     command = (
@@ -62,7 +62,7 @@ def _vllm(off: Deployment, kind: str, model: str | None, most: int, ranges: list
         f" --max-num-batched-tokens {max(tokens, 2 * slots)} --compilation-config '{json.dumps({'max_cudagraph_capture_size': graph})}'"
         f" --speculative-config '{json.dumps(spec)}'"
     )
-    notes.append(f"max_cudagraph_capture_size {graph} = {batch} x (1 + {most}) keeps verification inside a captured graph")
+    notes.append(f"max_cudagraph_capture_size {graph} (running requests x (1 + D), the widest tier) keeps verification inside a captured graph")
     return {"command": command, "speculative_config": spec, "notes": notes}
 
 
@@ -94,12 +94,19 @@ def _trtllm(kind: str, model: str | None, most: int, ranges: list[list[int]]) ->
     table = {hi: d for _, hi, d in ranges}
     if len(table) > 1 and ranges[0][2] == most and kind in ("eagle3", "external", "ngram"):
         config["draft_len_schedule"] = table
-    import yaml
-
     return {
-        "yaml": yaml.safe_dump({"speculative_config": config}, sort_keys=False),
+        "config": {"speculative_config": config},
         "notes": ["draft_len_schedule keys are inclusive upper bounds; above the last key drafting stops (older releases read them as lower bounds)"],
     }
+
+
+def settings_text(body: Mapping[str, Any]) -> str:
+    """What to paste: the command line, or the YAML of a config file."""
+    if "command" in body:
+        return str(body["command"])
+    import yaml
+
+    return str(yaml.safe_dump(body["config"], sort_keys=False)).rstrip()
 
 
 def _llamacpp(kind: str, model: str | None, most: int) -> dict[str, Any] | None:

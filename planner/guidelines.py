@@ -131,7 +131,7 @@ def _plain(arm: Arm) -> Deployment:
 
 
 def _drafter_choice(arm: Arm | None, recommendations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    chosen = sorted({str(r["drafter"]) for r in recommendations if r["drafter"]})
+    chosen = sorted({":".join(filter(None, (r["drafter"], r["drafter_model"]))) for r in recommendations if r["drafter"]})
     text = f"chosen here: {', '.join(chosen)}; see the drafter table for acceptance, draft latency and training cost." if chosen else "no drafter pays here."
     return _check(5, "choose the drafter by AL, draft latency and training cost", None, text, {"chosen": chosen, "main": arm.name if arm else None})
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.acceptance.survival import survival_from
-from planner.bands import Band, band, half_width, spread
+from planner.bands import Band, band, spread
 from planner.cases import Case, parse_case
 from planner.deployment import Deployment, resolve
 from planner.drafters import drafters_for
@@ -23,6 +23,7 @@ from planner.errors import DraftlineError, InfeasibleError, InputError
 from planner.guidelines import guideline_checks
 from planner.models.read import read_model
 from planner.predict import anchor_of
+from planner.roofline import PARTS
 from planner.search import Arm, Cell, Choice, Grid, choose, evaluate, pareto_front
 from planner.serving import Anchor, Traffic
 
@@ -209,7 +210,7 @@ def build(q: Question, off: Deployment) -> _Run:
     """Deployments of every drafter asked for, evaluated over the whole grid."""
     traffic, contexts = _traffic(q)
     anchor = anchor_of(off, case_of(q, n_gpus=off.layout.n_gpus, tp=off.layout.tp, dp=off.layout.dp)) if q.baseline else None
-    run = _Run(q, [Arm("", off, None, 0)], [], contexts, traffic, anchor)
+    run = _Run(q, [Arm(None, None, off, None, 0)], [], contexts, traffic, anchor)
     if q.drafters is None:
         wanted = [{k: d[k] for k in ("kind", "model") if d.get(k)} for d in _one_per_kind(off, run)]
     else:
@@ -243,7 +244,7 @@ def _add_arm(run: _Run, off: Deployment, spec: Mapping[str, Any], *, strict: boo
         assert dep.drafter is not None
         limit = dep.drafter.max_trained_draft_len
         most = q.max_draft_len if limit is None else min(q.max_draft_len, limit)
-        survival = survival_from(acceptance_for(q, kind), kind=kind, max_draft_len=most, block=limit)
+        survival = survival_from(acceptance_for(q, kind), kind=kind, max_draft_len=most, block=dep.drafter.known_reach)
         if not survival.has_data:
             run.listed.append({**entry, "status": "listed", "reason": NO_DATA})
             return
@@ -253,9 +254,8 @@ def _add_arm(run: _Run, off: Deployment, spec: Mapping[str, Any], *, strict: boo
             raise
         run.listed.append({**entry, "status": "listed", "reason": str(error)})
         return
-    name = kind if not spec.get("model") else f"{kind}:{spec['model']}"
     run.listed.append(entry)
-    run.arms.append(Arm(name, dep, survival, most))
+    run.arms.append(Arm(kind, None if spec.get("model") is None else str(spec["model"]), dep, survival, most))
 
 
 def acceptance_for(q: Question, kind: str) -> Mapping[str, Any]:
@@ -298,7 +298,7 @@ def cell_of(run: _Run, i: int, j: int) -> Cell:
             ok &= s.tpot_s[i, :, j] <= q.slo_tpot_s
         if q.slo_ttft_s is not None:
             ok &= ~(s.ttft_s[i, :, j] + s.queue_s[i, :, j] > q.slo_ttft_s)
-        widths = np.zeros(len(g.draft_len)) if arm.survival is None else np.asarray([half_width(arm.survival, int(d)) for d in g.draft_len])
+        widths = np.zeros(len(g.draft_len)) if arm.survival is None else np.asarray([arm.survival.log_band(int(d)) for d in g.draft_len])
         for key, x in zip(
             columns,
             (np.full(len(g.draft_len), a), g.draft_len, value, _at(r.draft_s, s, i, j), _at(r.verify_s, s, i, j), _at(r.overhead_s, s, i, j),
@@ -321,7 +321,7 @@ def _recommend(run: _Run, i: int, j: int) -> dict[str, Any]:
     choice = choose(cell, 0)
     if choice is None:
         return head | {
-            "drafter": None, "draft_len": None, "near_optimal": [], "speedup": None, "speedup_low": None, "speedup_high": None,
+            "drafter": None, "drafter_model": None, "draft_len": None, "num_seqs": None, "near_optimal": [], "speedup": None, "speedup_low": None, "speedup_high": None,
             "prob_best": None, "expected_regret_frac": None, "reasons": [_why_nothing(run, i, j)],
         }  # fmt: skip
     k = choice.index
@@ -331,7 +331,7 @@ def _recommend(run: _Run, i: int, j: int) -> dict[str, Any]:
     low, high = (1.0, 1.0) if d == 0 else _speedup_band(speedup, doubt, float(cell.acceptance_band[k]))
     near = sorted({int(cell.draft_len[n]) for n in choice.near_optimal if cell.arm[n] == cell.arm[k]} | {d})
     return head | {
-        "drafter": arm.name or None, "draft_len": d, "near_optimal": near, "speedup": speedup, "speedup_low": low, "speedup_high": high,
+        "drafter": arm.kind, "drafter_model": arm.model, "draft_len": d, "num_seqs": _running(run, arm, i, j, d), "near_optimal": near, "speedup": speedup, "speedup_low": low, "speedup_high": high,
         "prob_best": choice.prob_best, "expected_regret_frac": choice.expected_regret_frac, "reasons": _reasons(run, cell, choice, i, j),
     }  # fmt: skip
 
@@ -377,9 +377,14 @@ def _reasons(run: _Run, cell: Cell, choice: Choice, i: int, j: int) -> list[str]
             out.append(f"D={d + 1} would add {gain:.1%} tokens for {cost:.1%} time")
         elif d == arm.max_draft_len and arm.dep.drafter is not None and arm.dep.drafter.max_trained_draft_len == d:
             out.append(f"D={d} is the most this drafter was trained for")
-    seqs = int(np.broadcast_to(run.grids[int(cell.arm[k])].served.num_seqs, run.grids[int(cell.arm[k])].served.tpot_s.shape)[i, 0, j])
-    out += edges_of(arm.dep, seqs, d)[:2]
+    out += edges_of(arm.dep, _running(run, arm, i, j, d), d)[:2]
     return out
+
+
+def _running(run: _Run, arm: Arm, i: int, j: int, draft_len: int) -> int:
+    """Sequences that run at once in a cell."""
+    grid = run.grids[run.arms.index(arm)]
+    return int(grid.served.num_seqs[i, int(np.flatnonzero(grid.draft_len == draft_len)[0]), j])
 
 
 # ---------------------------------------------------------------- output rows
@@ -392,13 +397,13 @@ def _points(run: _Run) -> list[dict[str, Any]]:
     for j in range(len(run.contexts)):
         here = np.flatnonzero(ok & (columns["context_len"] == run.contexts[j]))
         front[here] = pareto_front(columns["tokens_per_s_per_user"][here], columns["tokens_per_s_per_gpu"][here])
-    names = [arm.name or None for arm in run.arms]
     values = {k: v.tolist() for k, v in columns.items()}
+    bounds = (*PARTS, "host")
     measured = [k for k in values if k not in ("arm", "draft_len", "concurrency", "context_len", "feasible")]
     rows: list[dict[str, Any]] = []
     for n, feasible in enumerate(values["feasible"]):
         row: dict[str, Any] = {
-            "drafter": names[values["arm"][n]], "draft_len": values["draft_len"][n], "concurrency": values["concurrency"][n],
+            "drafter": run.arms[values["arm"][n]].kind, "drafter_model": run.arms[values["arm"][n]].model, "draft_len": values["draft_len"][n], "concurrency": values["concurrency"][n],
             "context_len": values["context_len"][n], "feasible": feasible,
             "infeasible_reason": None if feasible else "one sequence does not fit the memory left beside the weights",
             "on_pareto_front": bool(front[n]),
@@ -406,6 +411,9 @@ def _points(run: _Run) -> list[dict[str, Any]]:
         for k in measured:
             v = values[k][n]
             row[k] = v if feasible and v == v else None
+        row["bound"] = bounds[int(row["bound"])] if feasible else None
+        queued = feasible and row["num_seqs"] < row["concurrency"]
+        row["warnings"] = [f"{row['num_seqs']} of {row['concurrency']} requests run at once; the rest queue"] if queued else []
         rows.append(row)
     return rows
 
@@ -415,7 +423,7 @@ def _grid_columns(run: _Run, a: int) -> dict[str, NDArray[Any]]:
     s, r = g.served, g.served.round
     shape = s.tpot_s.shape
     tpot_band, speed_band = run.bands
-    al_band = np.zeros(len(g.draft_len)) if arm.survival is None else np.asarray([half_width(arm.survival, int(d)) for d in g.draft_len])
+    al_band = np.zeros(len(g.draft_len)) if arm.survival is None else np.asarray([arm.survival.log_band(int(d)) for d in g.draft_len])
     speedup = s.tokens_per_s / np.broadcast_to(run.off.served.tokens_per_s, shape)
     low, high = spread(s.tpot_s, tpot_band, al_band[None, :, None])
     s_low, s_high = (speedup, speedup) if arm.survival is None else spread(speedup, speed_band, al_band[None, :, None])
@@ -427,18 +435,25 @@ def _grid_columns(run: _Run, a: int) -> dict[str, NDArray[Any]]:
         "ttft_s": s.ttft_s + s.queue_s, "tokens_per_s": s.tokens_per_s, "tokens_per_s_per_user": 1.0 / s.tpot_s,
         "tokens_per_s_per_gpu": s.tokens_per_s / gpus, "round_s": r.round_s, "draft_s": r.draft_s, "verify_s": r.verify_s,
         "overhead_s": r.overhead_s, "target_step_s": target, "acceptance_len": s.acceptance_len, "speedup": speedup,
-        "speedup_low": s_low, "speedup_high": s_high, "num_seqs": s.num_seqs.astype(np.int64), "capacity_seqs": np.minimum(s.capacity_seqs, 1e9).astype(np.int64),
+        "speedup_low": s_low, "speedup_high": s_high, "bound": _bound(g), "num_seqs": s.num_seqs.astype(np.int64), "capacity_seqs": np.minimum(s.capacity_seqs, 1e9).astype(np.int64),
     }  # fmt: skip
     return {k: np.broadcast_to(v, shape).ravel() for k, v in columns.items()}
 
 
+def _bound(g: Grid) -> NDArray[np.int64]:
+    """Index into (*PARTS, "host") of what takes most of the verification and its overhead."""
+    r, shape = g.served.round, g.served.tpot_s.shape
+    parts = [np.broadcast_to(x, shape) for x in (*r.parts[1:], r.overhead_s)]
+    return np.asarray(np.argmax(np.stack(parts), axis=0), dtype=np.int64)
+
+
 def main_arm(run: _Run, recommendations: Sequence[Mapping[str, Any]]) -> Arm | None:
     """The drafter recommended in most cells (ties: the one recommended at the lowest concurrency)."""
-    names = [str(r["drafter"]) for r in recommendations if r["drafter"]]
-    if not names:
+    chosen = [(r["drafter"], r["drafter_model"]) for r in recommendations if r["drafter"]]
+    if not chosen:
         return None
-    best = max(dict.fromkeys(names), key=names.count)
-    return next(a for a in run.arms if a.name == best)
+    best = max(dict.fromkeys(chosen), key=chosen.count)
+    return next(a for a in run.arms if (a.kind, a.model) == best)
 
 
 def _inputs(q: Question, off: Deployment) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.acceptance.survival import survival_from
-from planner.bands import band, half_width, spread
+from planner.bands import band, spread
 from planner.cases import Baseline, Case, Prediction, parse_case
 from planner.deployment import Deployment, cached_resolve, deployment_key
 from planner.edges import edges_of
@@ -122,10 +122,10 @@ def _acceptance(index: int, case: Case, dep: Deployment) -> _Asked:
         )  # fmt: skip
     if case.acceptance is None:
         warnings.append("no acceptance given: the chat prior is used; measure one to trust the speedup")
-    survival = survival_from(case.acceptance, kind=dep.drafter.kind, max_draft_len=case.draft_len, block=dep.drafter.max_trained_draft_len)
+    survival = survival_from(case.acceptance, kind=dep.drafter.kind, max_draft_len=case.draft_len, block=dep.drafter.known_reach)
     warnings += survival.warnings(case.draft_len)
     al = float(survival.acceptance_len(case.draft_len))
-    return _Asked(index, case, al, half_width(survival, case.draft_len), (survival.basis,), (*warnings, *survival.notes))
+    return _Asked(index, case, al, survival.log_band(case.draft_len), (survival.basis,), (*warnings, *survival.notes))
 
 
 def _predict_group(dep: Deployment, asked: list[_Asked]) -> list[Prediction | DraftlineError]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from planner.deployment import Deployment
 from planner.draft import LOOKUP
-from planner.ops import Num, Op, Segment, pass_ops
+from planner.ops import Num, Op, Segment, distinct, pass_ops
 from planner.roofline import PassTime
 
 F = NDArray[np.float64]
@@ -38,7 +38,7 @@ def verify_rows(dep: Deployment, draft_len: Num) -> Num:
     d = np.asarray(draft_len, dtype=np.float64)
     if dep.drafter is None:
         return d + 1.0
-    widths = {float(x): float(dep.drafter.tokens_verified(int(x))) for x in np.unique(d)}
+    widths = {float(x): float(dep.drafter.tokens_verified(int(x))) for x in distinct(d)}
     if all(w == x + 1.0 for x, w in widths.items()):
         return d + 1.0
     return np.vectorize(widths.__getitem__, otypes=[np.float64])(d)

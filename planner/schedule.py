@@ -38,7 +38,7 @@ def schedule_of(off: Arm, arm: Arm, traffic: Traffic, anchor: Anchor | None) -> 
     starts = np.flatnonzero(np.diff(chosen, prepend=-1))
     ends = np.append(starts[1:], len(chosen))
     ranges = [[int(batches[a]), int(batches[b - 1]), int(chosen[a])] for a, b in zip(starts, ends, strict=True)]
-    return {"drafter": arm.name, "ranges": ranges}
+    return {"drafter": arm.kind, "drafter_model": arm.model, "ranges": ranges}
 
 
 def break_even(arms: Sequence[Arm], grids: Sequence[Grid], concurrency: NDArray[np.int64], contexts: NDArray[np.float64]) -> list[dict[str, Any]]:
@@ -59,6 +59,9 @@ def break_even(arms: Sequence[Arm], grids: Sequence[Grid], concurrency: NDArray[
                 x = np.log(concurrency[k - 1 : k + 1].astype(np.float64))
                 point = float(np.exp(x[0] + (x[1] - x[0]) * g[k - 1] / (g[k - 1] - g[k])))
             rows.append(
-                {"drafter": arm.name, "context_len": float(context), "concurrency": point, "always_loses": bool(len(lost) and lost[0] == 0)}
+                {
+                    "drafter": arm.kind, "drafter_model": arm.model, "context_len": float(context), "concurrency": point,
+                    "always_loses": bool(len(lost) and lost[0] == 0),
+                }  # fmt: skip
             )
     return rows

@@ -30,11 +30,17 @@ arms cancels. Sizes: left-out residuals of published sweeps (docs/accuracy.md)."
 class Arm:
     """One drafter with its acceptance, or off (drafter None)."""
 
-    name: str
-    """Kind string as users write it, e.g. eagle3 or external:Qwen/Qwen3-0.6B; empty for off."""
+    kind: str | None
+    """None = off."""
+    model: str | None
     dep: Deployment
     survival: Survival | None
     max_draft_len: int
+
+    @property
+    def name(self) -> str:
+        """As users write it: eagle3, or external:Qwen/Qwen3-0.6B; empty for off."""
+        return ":".join(filter(None, (self.kind, self.model)))
 
 
 class Grid(NamedTuple):

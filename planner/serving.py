@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.deployment import Deployment
-from planner.ops import Num
+from planner.ops import Num, distinct
 from planner.roofline import PassTime
 from planner.round import Round, prefill_time, round_time
 
@@ -127,7 +127,7 @@ def solve_open_loop(
     latency grows with N, so the first crossing on an ascending grid is the stable one; between grid points it is interpolated.
     """
     top = float(min(dep.max_num_seqs, max(1.0, float(dep.capacity_seqs(traffic.context_len, draft_len).max()))))
-    grid = np.unique(np.round(np.geomspace(1.0, top, 48)))
+    grid = np.asarray(distinct(np.round(np.geomspace(1.0, top, 48))))
     s = serve(dep, concurrency=grid, draft_len=draft_len, acceptance_len=acceptance_len, traffic=traffic, anchor=anchor)
     lasting = np.nan_to_num(s.ttft_s) + np.maximum(np.asarray(traffic.output_len) - 1.0, 1.0) * s.tpot_s
     excess = grid - rate_per_s * lasting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.export import settings_text
 from planner.plan import Plan
 from planner.report.figures import fragment, pareto_figure, speedup_figure
 from planner.report.terminal import _flip, _ranges
@@ -18,14 +19,14 @@ def plan_html(plan: Plan) -> str:
     return env.get_template("plan.html.j2").render(
         verdict=verdict(plan), inputs=plan.inputs, rows=_rows(plan), pareto=fragment(pareto_figure(plan), with_library=True),
         speedup=fragment(speedup_figure(plan), with_library=False), guidelines=plan.guidelines, flips=[_flip(b) for b in plan.break_even],
-        drafters=plan.drafters, exports=plan.exports or {}, assumptions=plan.assumptions, warnings=plan.warnings,
+        drafters=plan.drafters, exports={e: {"text": settings_text(b), "notes": b["notes"]} for e, b in (plan.exports or {}).items()}, assumptions=plan.assumptions, warnings=plan.warnings,
     )  # fmt: skip
 
 
 def _rows(plan: Plan) -> list[dict[str, Any]]:
-    by_key = {(p["drafter"], p["draft_len"], p["concurrency"], p["context_len"]): p for p in plan.points}
+    by_key = {(p["drafter"], p["drafter_model"], p["draft_len"], p["concurrency"], p["context_len"]): p for p in plan.points}
     rows = []
     for r in plan.recommendations:
-        p = by_key.get((r["drafter"], r["draft_len"], r["concurrency"], r["context_len"]))
+        p = by_key.get((r["drafter"], r["drafter_model"], r["draft_len"], r["concurrency"], r["context_len"]))
         rows.append({**r, "name": drafter_name(r["drafter"]), "near": _ranges(r["near_optimal"]), "point": p if p and p["feasible"] else None})
     return rows

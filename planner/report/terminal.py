@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_profiles.schema import GpuProfile
+from planner.export import settings_text
 from planner.plan import Plan
 from planner.report.verdict import drafter_name, verdict
 from planner.units import si
@@ -73,8 +74,13 @@ def _spread(recs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [recs[k] for k in sorted({0, len(recs) // 2, len(recs) - 1})]
 
 
+def full_name(row: Mapping[str, Any]) -> str:
+    """``external:Qwen/Qwen3-0.6B``"""
+    return ":".join(filter(None, (row["drafter"], row["drafter_model"])))
+
+
 def _flip(row: Mapping[str, Any]) -> str:
-    name, context = row["drafter"], row["context_len"]
+    name, context = full_name(row), row["context_len"]
     if row["always_loses"]:
         return f"{name} at context {context:.0f}: a loss already at the lowest concurrency asked"
     if row["concurrency"] is None:
@@ -83,11 +89,11 @@ def _flip(row: Mapping[str, Any]) -> str:
 
 
 def recommendation_table(plan: Plan) -> str:
-    by_key = {(p["drafter"], p["draft_len"], p["concurrency"], p["context_len"]): p for p in plan.points}
+    by_key = {(p["drafter"], p["drafter_model"], p["draft_len"], p["concurrency"], p["context_len"]): p for p in plan.points}
     several = len({r["context_len"] for r in plan.recommendations}) > 1
     rows = []
     for r in plan.recommendations:
-        p = by_key.get((r["drafter"], r["draft_len"], r["concurrency"], r["context_len"]), {})
+        p = by_key.get((r["drafter"], r["drafter_model"], r["draft_len"], r["concurrency"], r["context_len"]), {})
         if r["draft_len"] is None or not p.get("feasible"):
             rows.append([str(r["concurrency"]), *([f"{r['context_len']:.0f}"] if several else []), *["-"] * 10])
             continue
@@ -136,7 +142,7 @@ def exports_text(plan: Plan) -> str:
         return "Nothing to export: no drafter is recommended here."
     out = []
     for engine, body in plan.exports.items():
-        out += [f"# {engine}", body.get("command") or body["yaml"].rstrip(), *(f"#   {n}" for n in body["notes"]), ""]
+        out += [f"# {engine}", settings_text(body), *(f"#   {n}" for n in body["notes"]), ""]
     return "\n".join(out).rstrip()
 
 
