@@ -35,7 +35,10 @@ def band(quantity: str, regime: str) -> Band:
     return Band(low, high)
 
 
-def spread(value: NDArray[np.float64], b: Band, extra: NDArray[np.float64] | float = 0.0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+F = NDArray[np.float64]
+
+
+def spread(value: F | float, b: Band, extra: F | float = 0.0) -> tuple[F, F]:
     """(low, high) around `value`; `extra` is a further independent log half-width (acceptance carried to another D)."""
     middle, half = (b.high + b.low) / 2.0, (b.high - b.low) / 2.0
     half_all = np.sqrt(half**2 + np.asarray(extra) ** 2)

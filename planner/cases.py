@@ -22,7 +22,7 @@ WORKLOADS = ("coding", "math", "chat", "summarization", "translation", "writing"
 
 def _number(value: object) -> object:
     """Numbers only: no booleans and no numeric strings, which hide a broken producer."""
-    if isinstance(value, bool) or isinstance(value, str):
+    if isinstance(value, (bool, str)):
         raise ValueError("must be a number")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("must be a finite number")

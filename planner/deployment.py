@@ -19,9 +19,11 @@ from planner.cases import Case, EngineConfig, WeightsByClass
 from planner.draft import LOOKUP, DraftPlan
 from planner.drafters import DrafterSpec, drafter_from
 from planner.errors import InfeasibleError, InputError
+from planner.memory import cache_bytes, state_bytes, weight_bytes
 from planner.models.read import read_model
 from planner.models.spec import KvAttention, LatentAttention, ModelSpec
-from planner.ops import Dtypes, Layout, Network, Num, PassPlan, cache_bytes, distinct, state_bytes, weight_bytes
+from planner.ops import Dtypes, Layout, Network, Num, distinct
+from planner.passes import PassPlan
 from planner.roofline import Machine, machine
 
 QUANTISED = ("attn", "linear_attn", "mlp", "shared", "experts")
@@ -218,12 +220,17 @@ def check_layout(model: ModelSpec, layout: Layout) -> None:
     for core, _ in model.attention_cores():
         if isinstance(core, KvAttention | LatentAttention) and core.num_heads % layout.tp:
             raise InputError(
-                "tp must divide the attention heads", where=model.id, got=f"tp {layout.tp}", expected=f"a divisor of {core.num_heads} heads",
+                "tp must divide the attention heads",
+                where=model.id,
+                got=f"tp {layout.tp}",
+                expected=f"a divisor of {core.num_heads} heads",
                 hint="Choose another tp, or use dp for the rest of the GPUs.",
-            )  # fmt: skip
+            )
     for layer, _ in model.groups:
         if layer.experts and layer.experts.num_experts % layout.ep:
-            raise InputError("ep must divide the experts", where=model.id, got=f"ep {layout.ep}", expected=f"a divisor of {layer.experts.num_experts}")
+            raise InputError(
+                "ep must divide the experts", where=model.id, got=f"ep {layout.ep}", expected=f"a divisor of {layer.experts.num_experts}"
+            )
     if layout.ep > 1 and not model.is_moe:
         raise InputError("ep needs experts", where=model.id, got=f"ep {layout.ep}", expected="1 for a dense model")
     if layout.pp > model.num_layers:
@@ -238,7 +245,7 @@ def dtypes_of(model: ModelSpec, case: Case, gpu: GpuProfile, engine: EngineProfi
     kv = model.quant.kv_dtype or "bf16"
     block = model.quant.block_scaled
     if isinstance(case.weights_dtype, str):
-        weights.update({c: case.weights_dtype for c in QUANTISED})
+        weights.update(dict.fromkeys(QUANTISED, case.weights_dtype))
         weights.update(lm_head=model.base_dtype, router=model.base_dtype)
         kv, block = "bf16", block and case.weights_dtype == "fp8"
     elif isinstance(case.weights_dtype, WeightsByClass):
@@ -275,7 +282,7 @@ def bytes_differ(storage: str, act: str) -> bool:
 
 _TRAFFIC = frozenset(
     {"id", "concurrency", "request_rate_per_s", "input_len", "output_len", "cached_input_len", "context_len", "draft_len", "acceptance", "baseline"}
-)  # fmt: skip
+)
 
 
 def deployment_key(raw: Mapping[str, Any]) -> str:
@@ -305,10 +312,19 @@ def resolve(case: Case, *, strict: bool = False) -> Deployment:
     if layout.tp > reach:
         warnings.append(f"tp {layout.tp} exceeds the {reach} GPUs that {where.gpu.link_kind} joins: the network between nodes is a guess")
     return Deployment(
-        model=model, network=network, plan=PassPlan(network, layout, dtypes), machine=where, layout=layout, dtypes=dtypes,
-        config=case.engine_config, drafter=drafter, draft=draft, k0_tier=case.k0_tier,
-        assumptions=(*model.notes, *notes, *more), warnings=tuple(warnings),
-    )  # fmt: skip
+        model=model,
+        network=network,
+        plan=PassPlan(network, layout, dtypes),
+        machine=where,
+        layout=layout,
+        dtypes=dtypes,
+        config=case.engine_config,
+        drafter=drafter,
+        draft=draft,
+        k0_tier=case.k0_tier,
+        assumptions=(*model.notes, *notes, *more),
+        warnings=tuple(warnings),
+    )
 
 
 @lru_cache(maxsize=512)
@@ -318,9 +334,7 @@ def cached_resolve(key: str, strict: bool = False) -> Deployment:
     return resolve(Case.model_validate({**raw, "concurrency": 1, "context_len": 1}), strict=strict)
 
 
-def place_drafter(
-    drafter: DrafterSpec, model: ModelSpec, layout: Layout, dtypes: Dtypes, where: Machine
-) -> tuple[DraftPlan, tuple[str, ...]]:
+def place_drafter(drafter: DrafterSpec, model: ModelSpec, layout: Layout, dtypes: Dtypes, where: Machine) -> tuple[DraftPlan, tuple[str, ...]]:
     """A drafter on its device: the target's own ranks unless it names a GPU."""
     if drafter.kind in LOOKUP or not drafter.layers:
         return DraftPlan(drafter.kind, None, where), tuple(drafter.assumptions)
@@ -335,15 +349,21 @@ def place_drafter(
     spread = Layout(tp, 1, layout.dp, layout.ep) if moe and drafter.gpu is None and tp == layout.tp else Layout(tp)
     base = "bf16" if "bf16" in own.gpu.peak_flop_per_s else "fp16"
     stored = drafter.weights_dtype or base
-    weights = {c: stored for c in QUANTISED} | {"lm_head": base, "router": base}
+    weights = dict.fromkeys(QUANTISED, stored) | {"lm_head": base, "router": base}
     act = {d: own.engine.act_dtype(d, own.gpu)[0] for d in {stored, base}}
     types = Dtypes(weights=weights, act=act, kv=drafter.kv_dtype or dtypes.kv, attn=base)
     notes = (*drafter.assumptions, f"drafter weights in {stored}, tp {tp}")
     plan = DraftPlan(
-        drafter.kind, PassPlan(network, spread, types, expert_overlap=0.0), own, drafter.parallel, drafter.extend_matrices,
+        drafter.kind,
+        PassPlan(network, spread, types, expert_overlap=0.0),
+        own,
+        drafter.parallel,
+        drafter.extend_matrices,
         markov_rank=drafter.markov_rank,
-        link_s=0.0 if drafter.gpu is None else LINK_ROUND_TRIP_S, embed_params=drafter.embed_params, head_params=drafter.head_params,
-    )  # fmt: skip
+        link_s=0.0 if drafter.gpu is None else LINK_ROUND_TRIP_S,
+        embed_params=drafter.embed_params,
+        head_params=drafter.head_params,
+    )
     return plan, notes
 
 

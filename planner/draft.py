@@ -13,8 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.memory import cache_bytes, weight_bytes
 from planner.models.spec import Matrix
-from planner.ops import Gemm, Num, Op, PassPlan, Segment, VectorOp, cache_bytes, pass_ops, split_columns, weight_bytes
+from planner.ops import Gemm, Num, Op, Segment, VectorOp, split_columns
+from planner.passes import PassPlan, pass_ops
 from planner.roofline import Machine
 
 LOOKUP = ("ngram", "suffix")
@@ -83,7 +85,8 @@ class DraftPlan:
 
     def _extend_s(self, rows: Num) -> Num:
         assert self.body is not None
-        tp, total = self.body.layout.tp, np.float64(0.0)
+        tp = self.body.layout.tp
+        total: Num = 0.0
         for m in self.extend:
             n = split_columns(m.n, tp if m.shard == "column" else 1)
             total = total + self.machine.op_time(Gemm(m.name, rows, n, m.k, 1, "bf16", "bf16")).time_s
@@ -110,5 +113,3 @@ class DraftPlan:
         if self.body is None:
             return 0.0
         return self._pass_s(1.0, input_len, np.asarray(input_len) / 2.0, 1.0)
-
-

@@ -1,10 +1,10 @@
 """Errors a user can cause, each with one clear text.
 
-    DraftlineError                 base; the command line prints it without a traceback
-    |-- InputError                 exit 2: a file, key or value is wrong
-    |   |-- ModelConfigError       a model or drafter config cannot be read
-    |   `-- ProfileError           a GPU or engine profile is unknown or lacks a number
-    `-- InfeasibleError            exit 3: nothing asked for fits the hardware
+DraftlineError                 base; the command line prints it without a traceback
+|-- InputError                 exit 2: a file, key or value is wrong
+|   |-- ModelConfigError       a model or drafter config cannot be read
+|   `-- ProfileError           a GPU or engine profile is unknown or lacks a number
+`-- InfeasibleError            exit 3: nothing asked for fits the hardware
 """
 
 from __future__ import annotations

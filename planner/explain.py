@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from planner.cases import parse_case
 from planner.deployment import Deployment, resolve
 from planner.edges import edges_of
 from planner.errors import DraftlineError
 from planner.kernels import padded_rows
 from planner.ops import AllGather, AllReduce, AllToAll, ExpertsOp, Gemm, KvOp, LatentOp, Op
-from planner.predict import parse_case, predict_many
+from planner.predict import predict_many
 from planner.roofline import Machine
 from planner.round import step_ops, verify_rows
 
@@ -36,13 +37,16 @@ def explain_case(raw: Mapping[str, Any]) -> dict[str, Any]:
     o = dep.overheads
     return {
         "prediction": answer.model_dump(),
-        "gpu": dep.gpu.id, "engine": dep.engine.id, "model": dep.model.id,
+        "gpu": dep.gpu.id,
+        "engine": dep.engine.id,
+        "model": dep.model.id,
         "rows": {"num_seqs_per_rank": per_rank, "query_len": width, "rows": per_rank * width, "padded_rows": float(dep.padded_rows(per_rank, width))},
-        "verify": with_share(verify), "draft_pass": with_share(draft),
+        "verify": with_share(verify),
+        "draft_pass": with_share(draft),
         "residuals": {k: v for k, v in o.items() if v},
         "edges": list(edges_of(dep, answer.num_seqs, case.draft_len)),
         "basis": basis(dep),
-    }  # fmt: skip
+    }
 
 
 def op_row(op: Op, m: Machine, dep: Deployment) -> dict[str, Any]:
@@ -57,9 +61,14 @@ def op_row(op: Op, m: Machine, dep: Deployment) -> dict[str, Any]:
         bound = max(parts, key=lambda k: parts[k])
         light = max(moved / m.gpu.bytes_per_s, flop / m.gpu.peak(arithmetic(op, m)))
     row: dict[str, Any] = {
-        "op": op.name, "count": op.count, "flop": flop, "bytes": moved, "time_s": time, "bound": bound,
+        "op": op.name,
+        "count": op.count,
+        "flop": flop,
+        "bytes": moved,
+        "time_s": time,
+        "bound": bound,
         "speed_of_light_frac": light / time if time > 0 else None,
-    }  # fmt: skip
+    }
     if isinstance(op, Gemm):
         row |= {"rows": float(np.asarray(op.rows)), "shape": [op.n, op.k], "weights_dtype": op.weights_dtype, "act_dtype": op.act_dtype}
     elif isinstance(op, KvOp):
@@ -70,7 +79,11 @@ def op_row(op: Op, m: Machine, dep: Deployment) -> dict[str, Any]:
     elif isinstance(op, LatentOp):
         row |= {"rows": float(np.asarray(op.query_len)) * op.num_heads, "kv_dtype": op.kv_dtype}
     elif isinstance(op, ExpertsOp):
-        row |= {"rows": float(np.asarray(op.expert_rows / op.touched)), "experts_touched": float(np.asarray(op.touched)), "weights_dtype": op.weights_dtype}
+        row |= {
+            "rows": float(np.asarray(op.expert_rows / op.touched)),
+            "experts_touched": float(np.asarray(op.touched)),
+            "weights_dtype": op.weights_dtype,
+        }
     return row
 
 

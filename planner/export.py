@@ -9,10 +9,35 @@ from typing import Any
 from planner.deployment import Deployment
 from planner.search import Arm
 
-VLLM_METHOD = {"external": "draft_model", "eagle3": "eagle3", "mtp": "mtp", "dflash": "dflash", "dspark": "dspark", "pard": "draft_model", "ngram": "ngram", "suffix": "suffix"}
+VLLM_METHOD = {
+    "external": "draft_model",
+    "eagle3": "eagle3",
+    "mtp": "mtp",
+    "dflash": "dflash",
+    "dspark": "dspark",
+    "pard": "draft_model",
+    "ngram": "ngram",
+    "suffix": "suffix",
+}
 SGLANG_ALGORITHM = {"external": "STANDALONE", "eagle3": "EAGLE3", "mtp": "NEXTN", "dflash": "DFLASH", "dspark": "DSPARK", "ngram": "NGRAM"}
-TRTLLM_TYPE = {"external": "Draft_Target", "eagle3": "Eagle3", "mtp": "MTP", "dflash": "DFlash", "dspark": "DSpark", "pard": "PARD", "ngram": "NGram", "suffix": "SA"}
-LLAMACPP_TYPE = {"external": "draft-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp", "dflash": "draft-dflash", "dspark": "draft-dspark", "ngram": "ngram-simple"}
+TRTLLM_TYPE = {
+    "external": "Draft_Target",
+    "eagle3": "Eagle3",
+    "mtp": "MTP",
+    "dflash": "DFlash",
+    "dspark": "DSpark",
+    "pard": "PARD",
+    "ngram": "NGram",
+    "suffix": "SA",
+}
+LLAMACPP_TYPE = {
+    "external": "draft-simple",
+    "eagle3": "draft-eagle3",
+    "mtp": "draft-mtp",
+    "dflash": "draft-dflash",
+    "dspark": "draft-dspark",
+    "ngram": "ngram-simple",
+}
 NO_MODEL = ("mtp", "ngram", "suffix")
 
 
@@ -53,7 +78,9 @@ def _vllm(off: Deployment, kind: str, model: str | None, most: int, ranges: list
         spec |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
     if len(ranges) > 1 and kind not in ("suffix", "dspark") and off.layout.dp == 1:
         spec["num_speculative_tokens_per_batch_size"] = ranges
-    widest = [min(hi, batch) * (1 + d) for lo, hi, d in ranges if lo <= batch] if "num_speculative_tokens_per_batch_size" in spec else [batch * (1 + most)]
+    widest = (
+        [min(hi, batch) * (1 + d) for lo, hi, d in ranges if lo <= batch] if "num_speculative_tokens_per_batch_size" in spec else [batch * (1 + most)]
+    )
     graph = max(widest)
     tokens = int(off.chunk_tokens)
     slots = most * batch if kind in ("dflash", "pard") else batch

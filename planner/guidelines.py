@@ -64,8 +64,13 @@ def _toward_ridge(dep: Deployment, batch: int, context_len: float, draft_len: in
     )
     if "experts" in rows:
         text += f" Expert GEMMs see rows x k/E, so theirs lies at {rows['experts']:.0f} rows."
-    return _check(1, "raise D toward the GEMM ridge", None if draft_len is None else draft_len <= wanted + 1, text,
-                  {"ridge_rows": rows, "batch_per_rank": batch, "draft_len_at_ridge": wanted, "kv_bytes_instead": extra_bytes})  # fmt: skip
+    return _check(
+        1,
+        "raise D toward the GEMM ridge",
+        None if draft_len is None else draft_len <= wanted + 1,
+        text,
+        {"ridge_rows": rows, "batch_per_rank": batch, "draft_len_at_ridge": wanted, "kv_bytes_instead": extra_bytes},
+    )
 
 
 def _tile_rule(dep: Deployment, batch: int, context_len: float, draft_len: int | None) -> dict[str, Any]:
@@ -97,16 +102,24 @@ def _tile_multiples(dep: Deployment) -> dict[str, Any]:
         return _check(3, "keep G(1+D) on a tile multiple", None, "no dense GQA layer: the rule does not apply", {})
     group, head_dim, _ = shapes[0]
     kernel = dep.machine.attention_kernel("gqa")
-    d = np.arange(0, 17)
+    d = np.arange(0, 17, dtype=np.float64)
     padded = np.asarray(padded_rows(d + 1.0, float(group), head_dim, kernel)[0])
     used = group * (d + 1.0)
     waste = padded / used - 1.0
     full = [int(x) for x in d[waste < 1e-9]]
     least = [int(x) for x in d[np.argsort(waste, kind="stable")[:4]]]
     text = (
-        f"G = {group} with {kernel.id}: no padding at D in {full}." if full else f"G = {group} does not divide the tiles of {kernel.id}; least waste at D in {sorted(least)}."
+        f"G = {group} with {kernel.id}: no padding at D in {full}."
+        if full
+        else f"G = {group} does not divide the tiles of {kernel.id}; least waste at D in {sorted(least)}."
     )
-    return _check(3, "keep G(1+D) on a tile multiple", None, text, {"gqa_group_size": group, "waste_frac": {int(k): float(w) for k, w in zip(d, waste, strict=True)}})
+    return _check(
+        3,
+        "keep G(1+D) on a tile multiple",
+        None,
+        text,
+        {"gqa_group_size": group, "waste_frac": {int(k): float(w) for k, w in zip(d, waste, strict=True)}},
+    )
 
 
 def _marginal(arm: Arm | None, context_len: float) -> dict[str, Any]:
@@ -120,7 +133,10 @@ def _marginal(arm: Arm | None, context_len: float) -> dict[str, Any]:
     gain, cost = al[1:] / al[:-1] - 1.0, t[1:] / t[:-1] - 1.0
     best = int(np.argmax(al / t))
     rho = float((t[min(2, len(t) - 1)] - t[min(1, len(t) - 1)]) / t[0]) if len(t) > 2 else float("nan")
-    text = f"at one request the marginal gain exceeds the marginal cost up to D = {best} for {arm.name} (one more draft token costs {rho:.2f} plain steps)."
+    text = (
+        f"at one request the marginal gain exceeds the marginal cost up to D = {best} for {arm.name}"
+        f" (one more draft token costs {rho:.2f} plain steps)."
+    )
     return _check(4, name, None, text, {"best_draft_len": best, "draft_cost_ratio": rho, "gain": gain.tolist(), "cost": cost.tolist()})
 
 
@@ -132,7 +148,11 @@ def _plain(arm: Arm) -> Deployment:
 
 def _drafter_choice(arm: Arm | None, recommendations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     chosen = sorted({":".join(filter(None, (r["drafter"], r["drafter_model"]))) for r in recommendations if r["drafter"]})
-    text = f"chosen here: {', '.join(chosen)}; see the drafter table for acceptance, draft latency and training cost." if chosen else "no drafter pays here."
+    text = (
+        f"chosen here: {', '.join(chosen)}; see the drafter table for acceptance, draft latency and training cost."
+        if chosen
+        else "no drafter pays here."
+    )
     return _check(5, "choose the drafter by AL, draft latency and training cost", None, text, {"chosen": chosen, "main": arm.name if arm else None})
 
 

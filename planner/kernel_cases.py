@@ -19,16 +19,31 @@ COMMON = {"id": None, "gpu": str, "engine": str, "op": str, "backend": str}
 FIELDS: dict[str, dict[str, Any]] = {
     "gemm": {"m": ..., "n": ..., "k": ..., "weights_dtype": "bf16", "act_dtype": None},
     "attention": {
-        "num_seqs": ..., "query_len": 1, "context_len": ..., "num_heads": ..., "num_kv_heads": ..., "head_dim": 128, "kv_dtype": "bf16", "window": None,
+        "num_seqs": ...,
+        "query_len": 1,
+        "context_len": ...,
+        "num_heads": ...,
+        "num_kv_heads": ...,
+        "head_dim": 128,
+        "kv_dtype": "bf16",
+        "window": None,
     },
     "mla": {"num_seqs": ..., "query_len": 1, "context_len": ..., "num_heads": ..., "kv_rank": 512, "rope_dim": 64, "kv_dtype": "bf16"},
     "moe": {
-        "num_tokens": ..., "num_experts": ..., "top_k": ..., "width": ..., "ffn": ..., "matrices": 3, "ep": 1, "weights_dtype": "bf16", "act_dtype": None,
+        "num_tokens": ...,
+        "num_experts": ...,
+        "top_k": ...,
+        "width": ...,
+        "ffn": ...,
+        "matrices": 3,
+        "ep": 1,
+        "weights_dtype": "bf16",
+        "act_dtype": None,
     },
     "linear_attention": {"num_seqs": ..., "query_len": 1, "num_heads": ..., "head_dim": 128, "v_head_dim": 128, "state_dtype": "fp32"},
     "allreduce": {"bytes": ..., "num_ranks": ...},
     "alltoall": {"bytes": ..., "num_ranks": ...},
-}  # fmt: skip
+}
 DTYPE_KEYS = ("weights_dtype", "act_dtype", "kv_dtype", "state_dtype")
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4")
 
@@ -54,9 +69,13 @@ def kernel_time(case: Mapping[str, Any]) -> dict[str, Any]:
         parts = {"network": time}
     low, high = fitted.band
     return {
-        "id": case.get("id"), "time_s": time, "low_s": time * low, "high_s": time * high, "bound": max(parts, key=lambda k: parts[k]),
+        "id": case.get("id"),
+        "time_s": time,
+        "low_s": time * low,
+        "high_s": time * high,
+        "bound": max(parts, key=lambda k: parts[k]),
         "basis": fitted.provenance,
-    }  # fmt: skip
+    }
 
 
 def _values(case: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -96,9 +115,17 @@ def _attention(v: Mapping[str, Any], m: Machine) -> tuple[Op, str, str]:
     d = int(v["head_dim"])
     core = KvAttention(int(v["num_heads"]), int(v["num_kv_heads"]), d, d, window=None if v["window"] is None else int(v["window"]))
     op = KvOp(
-        "attention", core, float(v["num_seqs"]), float(v["query_len"]), float(v["context_len"]), core.num_heads, core.num_kv_heads,
-        v["kv_dtype"], "bf16", 1,
-    )  # fmt: skip
+        "attention",
+        core,
+        float(v["num_seqs"]),
+        float(v["query_len"]),
+        float(v["context_len"]),
+        core.num_heads,
+        core.num_kv_heads,
+        v["kv_dtype"],
+        "bf16",
+        1,
+    )
     return op, "attention", v["kv_dtype"]
 
 
@@ -133,8 +160,14 @@ def _alltoall(v: Mapping[str, Any], m: Machine) -> tuple[Op, str, str]:
 
 
 BUILD: dict[str, Callable[[Mapping[str, Any], Machine], tuple[Op, str, str]]] = {
-    "gemm": _gemm, "attention": _attention, "mla": _mla, "moe": _moe, "linear_attention": _state, "allreduce": _allreduce, "alltoall": _alltoall,
-}  # fmt: skip
+    "gemm": _gemm,
+    "attention": _attention,
+    "mla": _mla,
+    "moe": _moe,
+    "linear_attention": _state,
+    "allreduce": _allreduce,
+    "alltoall": _alltoall,
+}
 
 
 def kernel_lines(lines: Iterable[str]) -> list[dict[str, Any]]:

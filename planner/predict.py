@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,9 +117,11 @@ def _acceptance(index: int, case: Case, dep: Deployment) -> _Asked:
     warnings: list[str] = []
     if dep.drafter.verify_width is not None and case.acceptance is None:
         raise InputError(
-            "a tree (verify_width) needs its measured acceptance", where="acceptance", expected='{"acceptance_len": ..., "at_draft_len": ...}',
+            "a tree (verify_width) needs its measured acceptance",
+            where="acceptance",
+            expected='{"acceptance_len": ..., "at_draft_len": ...}',
             hint="Priors are for chains: give the tree's AL, or drop verify_width.",
-        )  # fmt: skip
+        )
     if case.acceptance is None:
         warnings.append("no acceptance given: the chat prior is used; measure one to trust the speedup")
     survival = survival_from(case.acceptance, kind=dep.drafter.kind, max_draft_len=case.draft_len, block=dep.drafter.known_reach)
@@ -144,12 +146,14 @@ def _predict_group(dep: Deployment, asked: list[_Asked]) -> list[Prediction | Dr
     for i, a in enumerate(asked):
         if served.capacity_seqs[i] < 1:
             need = float(dep.bytes_per_seq(np.asarray(traffic.context_len)[i], d[i]))
-            answers.append(InfeasibleError(
-                f"{dep.model.id}: one sequence of {np.asarray(traffic.context_len)[i]:.0f} tokens needs {need / 1e9:.2f} GB of cache per GPU and"
-                f" {dep.memory.free / 1e9:.2f} GB are free. Use more GPUs, an 8-bit kv_dtype, or a shorter context."
-            ))  # fmt: skip
+            answers.append(
+                InfeasibleError(
+                    f"{dep.model.id}: one sequence of {np.asarray(traffic.context_len)[i]:.0f} tokens needs {need / 1e9:.2f} GB of cache per GPU and"
+                    f" {dep.memory.free / 1e9:.2f} GB are free. Use more GPUs, an 8-bit kv_dtype, or a shorter context."
+                )
+            )
             continue
-        answers.append(_one(dep, a, i, served, base, float(step[i]), bool(saturated[i])))
+        answers.append(_one(dep, a, _Row(i, served, float(base.tokens_per_s[i]), float(step[i]), bool(saturated[i]))))
     return answers
 
 
@@ -215,32 +219,63 @@ def _load(dep: Deployment, off: Deployment, asked: list[_Asked], anchor: Anchor)
     return load, load_off, saturated
 
 
-def _one(dep: Deployment, a: _Asked, i: int, served: Served, base: Served, step_s: float, saturated: bool) -> Prediction:
+class _Row(NamedTuple):
+    """One line's place in its group's arrays."""
+
+    position: int
+    served: Served
+    plain_tokens_per_s: float
+    step_s: float
+    saturated: bool
+
+
+def _one(dep: Deployment, a: _Asked, row: _Row) -> Prediction:
+    i, served = row.position, row.served
     c, r = a.case, served.round
+
+    def at(x: F) -> float:
+        return float(np.broadcast_to(x, served.tpot_s.shape)[i])
+
     tpot, rate = float(served.tpot_s[i]), float(served.tokens_per_s[i])
     num_seqs, capacity = int(served.num_seqs[i]), int(min(served.capacity_seqs[i], 10**9))
-    speedup = rate / float(base.tokens_per_s[i])
+    speedup = rate / row.plain_tokens_per_s
     regime = "anchored" if c.baseline else "default"
-    low, high = spread(np.float64(tpot), band("tpot", regime), a.acceptance_band)
-    s_low, s_high = (1.0, 1.0) if c.draft_len == 0 and not dep.k0_tier else spread(np.float64(speedup), band("speedup", regime), a.acceptance_band)
+    low, high = spread(tpot, band("tpot", regime), a.acceptance_band)
+    s_low, s_high = (1.0, 1.0) if c.draft_len == 0 and not dep.k0_tier else spread(speedup, band("speedup", regime), a.acceptance_band)
     warnings = [*a.warnings, *dep.warnings, *dep.memory_notes]
     if c.concurrency is not None and num_seqs < c.concurrency:
         why = "memory" if capacity < min(c.concurrency, dep.max_num_seqs) else f"{dep.engine.name} running-request limit"
         warnings.append(f"{num_seqs} of {c.concurrency} requests run at once ({why}); the rest queue")
-    if saturated:
+    if row.saturated:
         warnings.append(f"the arrival rate {c.request_rate_per_s:g}/s exceeds what the deployment serves: the queue grows without bound")
     eager = bool(np.broadcast_to(r.eager, served.tpot_s.shape)[i])
     if eager and not dep.config.eager:
         warnings.append("the pass is wider than the largest captured CUDA graph and runs eagerly: raise the capture size")
-    parts = {name: float(np.broadcast_to(p, served.tpot_s.shape)[i]) for name, p in zip(PARTS, r.parts[1:], strict=True)}
-    parts["host"] = float(np.broadcast_to(r.overhead_s, served.tpot_s.shape)[i])
-    pick = lambda x: float(np.broadcast_to(x, served.tpot_s.shape)[i])
+    parts = {name: at(p) for name, p in zip(PARTS, r.parts[1:], strict=True)}
+    parts["host"] = at(r.overhead_s)
     ttft = float(served.ttft_s[i] + served.queue_s[i])
     return Prediction(
-        id=c.id, tpot_s=tpot, tpot_low_s=float(low), tpot_high_s=float(high), ttft_s=None if np.isnan(ttft) else ttft, tokens_per_s=rate,
-        tokens_per_s_per_user=1.0 / tpot, tokens_per_s_per_gpu=rate / (dep.layout.n_gpus + dep.extra_gpus), round_s=pick(r.round_s),
-        draft_s=pick(r.draft_s), verify_s=pick(r.verify_s), overhead_s=pick(r.overhead_s), target_step_s=step_s,
-        acceptance_len=a.acceptance_len, speedup=speedup, speedup_low=float(s_low), speedup_high=float(s_high),
-        bound=max(parts, key=lambda k: parts[k]), num_seqs=num_seqs, capacity_seqs=capacity,
-        edges=edges_of(dep, num_seqs, c.draft_len), assumptions=(*a.notes, *dep.assumptions), warnings=tuple(dict.fromkeys(warnings)),
-    )  # fmt: skip
+        id=c.id,
+        tpot_s=tpot,
+        tpot_low_s=float(low),
+        tpot_high_s=float(high),
+        ttft_s=None if np.isnan(ttft) else ttft,
+        tokens_per_s=rate,
+        tokens_per_s_per_user=1.0 / tpot,
+        tokens_per_s_per_gpu=rate / (dep.layout.n_gpus + dep.extra_gpus),
+        round_s=at(r.round_s),
+        draft_s=at(r.draft_s),
+        verify_s=at(r.verify_s),
+        overhead_s=at(r.overhead_s),
+        target_step_s=row.step_s,
+        acceptance_len=a.acceptance_len,
+        speedup=speedup,
+        speedup_low=float(s_low),
+        speedup_high=float(s_high),
+        bound=max(parts, key=lambda k: parts[k]),
+        num_seqs=num_seqs,
+        capacity_seqs=capacity,
+        edges=edges_of(dep, num_seqs, c.draft_len),
+        assumptions=(*a.notes, *dep.assumptions),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )

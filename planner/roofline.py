@@ -97,9 +97,13 @@ class Machine:
     def _gemm(self, op: Gemm) -> KernelTime:
         fitted = self.fit("gemm", gemm_key(op.weights_dtype, op.act_dtype, op.block_scaled))
         return gemm_time(
-            op.rows, op.n, op.k, fitted.value, weight_bytes_per_element=bytes_per_element(op.weights_dtype),
+            op.rows,
+            op.n,
+            op.k,
+            fitted.value,
+            weight_bytes_per_element=bytes_per_element(op.weights_dtype),
             act_bytes_per_element=bytes_per_element(op.act_dtype),
-        )  # fmt: skip
+        )
 
     def _kv(self, op: KvOp) -> KernelTime:
         kernel = self.attention_kernel("sparse" if op.gathers_per_query else "gqa")
@@ -109,9 +113,17 @@ class Machine:
 
         def dense(num_seqs: Num, query_len: Num, context_len: Num) -> KernelTime:
             return attention_time(
-                num_seqs, query_len, context_len, num_heads=heads[0], num_kv_heads=heads[1], head_dim=op.core.head_dim,
-                v_head_dim=op.core.v_head_dim, kv_bytes_per_element=size, fit=fit, kernel=kernel,
-            )  # fmt: skip
+                num_seqs,
+                query_len,
+                context_len,
+                num_heads=heads[0],
+                num_kv_heads=heads[1],
+                head_dim=op.core.head_dim,
+                v_head_dim=op.core.v_head_dim,
+                kv_bytes_per_element=size,
+                fit=fit,
+                kernel=kernel,
+            )
 
         if op.core.sparse_topk is not None:
             chosen = np.minimum(np.asarray(op.attended_len, dtype=np.float64), op.core.sparse_topk)
@@ -131,17 +143,31 @@ class Machine:
         def absorbed(num_seqs: Num, query_len: Num, context_len: Num) -> KernelTime:
             kernel = self.attention_kernel("mla" if core.sparse_topk is None else "sparse")
             return mla_time(
-                num_seqs, query_len, context_len, num_heads=float(op.num_heads), kv_rank=core.kv_rank, rope_dim=core.rope_dim,
-                kv_bytes_per_element=bytes_per_element(op.kv_dtype), fit=fit, kernel=kernel,
-            )  # fmt: skip
+                num_seqs,
+                query_len,
+                context_len,
+                num_heads=float(op.num_heads),
+                kv_rank=core.kv_rank,
+                rope_dim=core.rope_dim,
+                kv_bytes_per_element=bytes_per_element(op.kv_dtype),
+                fit=fit,
+                kernel=kernel,
+            )
 
         def materialised() -> KernelTime:
             """Long query chunks expand the latent to per-head keys and values: nope + rope + v FLOP instead of 2r + rope."""
             return attention_time(
-                op.num_seqs, op.query_len, op.context_len, num_heads=float(op.num_heads), num_kv_heads=float(op.num_heads),
-                head_dim=core.nope_dim + core.rope_dim, v_head_dim=core.v_head_dim, kv_bytes_per_element=2.0,
-                fit=self.fit("attention", "bf16").value, kernel=None,
-            )  # fmt: skip
+                op.num_seqs,
+                op.query_len,
+                op.context_len,
+                num_heads=float(op.num_heads),
+                num_kv_heads=float(op.num_heads),
+                head_dim=core.nope_dim + core.rope_dim,
+                v_head_dim=core.v_head_dim,
+                kv_bytes_per_element=2.0,
+                fit=self.fit("attention", "bf16").value,
+                kernel=None,
+            )
 
         if core.sparse_topk is None:
             return pick(np.asarray(op.query_len) > 64.0, materialised, lambda: absorbed(op.num_seqs, op.query_len, op.context_len))
@@ -161,14 +187,25 @@ class Machine:
     def _experts(self, op: ExpertsOp) -> KernelTime:
         fitted = self.fit("moe", gemm_key(op.weights_dtype, op.act_dtype, op.block_scaled))
         return moe_time(
-            op.rows, top_k=float(op.core.top_k), width=float(op.core.width), ffn=op.ffn, experts_touched=op.touched, fit=fitted.value,
-            weight_bytes_per_element=bytes_per_element(op.weights_dtype), matrices=float(op.core.matrices),
-            num_experts=float(op.core.num_experts), local_experts=op.core.num_experts / op.ep,
-        )  # fmt: skip
+            op.rows,
+            top_k=float(op.core.top_k),
+            width=float(op.core.width),
+            ffn=op.ffn,
+            experts_touched=op.touched,
+            fit=fitted.value,
+            weight_bytes_per_element=bytes_per_element(op.weights_dtype),
+            matrices=float(op.core.matrices),
+            num_experts=float(op.core.num_experts),
+            local_experts=op.core.num_experts / op.ep,
+        )
 
     def pass_time(self, ops: Sequence[Op]) -> PassTime:
         """Sum over operations; each one's time goes to the part that binds it."""
-        total = memory = compute = launch = network = np.float64(0.0)
+        total: Num = 0.0
+        memory: Num = 0.0
+        compute: Num = 0.0
+        launch: Num = 0.0
+        network: Num = 0.0
         for op in ops:
             t = self.op_time(op)
             spent = op.count * t.time_s

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from planner.deployment import Deployment
 from planner.draft import LOOKUP
-from planner.ops import Num, Op, Segment, distinct, pass_ops
+from planner.ops import Num, Op, Segment, distinct
+from planner.passes import pass_ops
 from planner.roofline import PassTime
 
 F = NDArray[np.float64]
@@ -41,7 +42,7 @@ def verify_rows(dep: Deployment, draft_len: Num) -> Num:
     widths = {float(x): float(dep.drafter.tokens_verified(int(x))) for x in distinct(d)}
     if all(w == x + 1.0 for x, w in widths.items()):
         return d + 1.0
-    return np.vectorize(widths.__getitem__, otypes=[np.float64])(d)
+    return np.asarray(np.vectorize(widths.__getitem__, otypes=[np.float64])(d), dtype=np.float64)
 
 
 def step_ops(dep: Deployment, num_seqs: Num, query_len: Num, context_len: Num) -> list[Op]:

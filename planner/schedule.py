@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.ops import Num
 from planner.search import Arm, Grid, evaluate
 from planner.serving import Anchor, Traffic
 
@@ -30,9 +32,14 @@ def best_draft_len(off: Grid, on: Grid) -> NDArray[np.int64]:
     return chosen
 
 
+def _first(x: Num) -> Num:
+    """The first context of a (concurrency, D, context) array."""
+    return np.asarray(x)[..., :1] if np.ndim(x) else x
+
+
 def schedule_of(off: Arm, arm: Arm, traffic: Traffic, anchor: Anchor | None) -> dict[str, Any]:
     """{"drafter", "ranges": [[first, last, D], ...]} over running batches 1..MAX_BATCH, both ends inclusive, no gaps (vLLM's form)."""
-    first = Traffic(*(np.asarray(x)[..., :1] if np.ndim(x) else x for x in (traffic.context_len, traffic.input_len, traffic.output_len)), traffic.cached_len)
+    first = replace(traffic, context_len=_first(traffic.context_len), input_len=_first(traffic.input_len), output_len=_first(traffic.output_len))
     batches = np.arange(1, MAX_BATCH + 1)
     chosen = best_draft_len(evaluate(off, batches, first, anchor), evaluate(arm, batches, first, anchor))
     starts = np.flatnonzero(np.diff(chosen, prepend=-1))
@@ -60,8 +67,11 @@ def break_even(arms: Sequence[Arm], grids: Sequence[Grid], concurrency: NDArray[
                 point = float(np.exp(x[0] + (x[1] - x[0]) * g[k - 1] / (g[k - 1] - g[k])))
             rows.append(
                 {
-                    "drafter": arm.kind, "drafter_model": arm.model, "context_len": float(context), "concurrency": point,
+                    "drafter": arm.kind,
+                    "drafter_model": arm.model,
+                    "context_len": float(context),
+                    "concurrency": point,
                     "always_loses": bool(len(lost) and lost[0] == 0),
-                }  # fmt: skip
+                }
             )
     return rows

@@ -62,7 +62,8 @@ def evaluate(arm: Arm, concurrency: NDArray[np.int64], traffic: Traffic, anchor:
     c = concurrency[:, None, None].astype(np.float64)
     served = serve(arm.dep, concurrency=c, draft_len=d, acceptance_len=al, traffic=traffic, anchor=anchor)
     shape = np.broadcast_shapes(c.shape, d.shape, np.shape(traffic.context_len))
-    served = Served(*(np.broadcast_to(x, shape) if isinstance(x, np.ndarray) else x for x in served))
+    wide = [np.broadcast_to(x, shape) for x in (*served[:6], served.acceptance_len)]
+    served = Served(*wide[:6], served.round, wide[6])
     return Grid(draft_len, served, np.broadcast_to(served.capacity_seqs >= 1, shape), np.broadcast_to(served.round.round_s, shape))
 
 
@@ -94,9 +95,9 @@ class Cell(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Index into the cell, and how sure."""
+    """Which arm of the cell, and how sure."""
 
-    index: int
+    chosen: int
     near_optimal: NDArray[np.int64]
     prob_best: float
     expected_regret_frac: float

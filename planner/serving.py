@@ -66,9 +66,7 @@ class Served(NamedTuple):
     acceptance_len: F
 
 
-def serve(
-    dep: Deployment, *, concurrency: Num, draft_len: Num, acceptance_len: Num, traffic: Traffic, anchor: Anchor | None = None
-) -> Served:
+def serve(dep: Deployment, *, concurrency: Num, draft_len: Num, acceptance_len: Num, traffic: Traffic, anchor: Anchor | None = None) -> Served:
     """Steady state of a closed loop."""
     d, al = np.asarray(draft_len, dtype=np.float64), np.asarray(acceptance_len, dtype=np.float64)
     capacity = dep.capacity_seqs(traffic.context_len, d)

@@ -5,6 +5,8 @@ Decimal prefixes for rates and marketing sizes (1 GB = 1e9 B), binary ones only 
 
 from __future__ import annotations
 
+import math
+
 KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
 MILLI, MICRO = 1e-3, 1e-6
@@ -23,7 +25,7 @@ def bytes_per_element(dtype: str) -> float:
 
 def si(value: float, unit: str, digits: int = 3) -> str:
     """``4.8e12, 'B/s' -> '4.8 TB/s'``: a number with a decimal prefix, for people."""
-    if value == 0 or value != value or value in (float("inf"), float("-inf")):
+    if value == 0 or not math.isfinite(value):
         return f"{value:g} {unit}"
     steps = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"), (1e-9, "n")]
     for scale, prefix in steps:

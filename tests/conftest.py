@@ -15,9 +15,16 @@ DATA = Path(__file__).parent / "data"
 CONFIGS = DATA / "configs"
 
 BASE: dict[str, Any] = {
-    "model": "Qwen/Qwen3-32B", "gpu": "h100-sxm", "n_gpus": 1, "tp": 1, "engine": "vllm", "weights_dtype": "fp8", "kv_dtype": "fp8", "concurrency": 8,
+    "model": "Qwen/Qwen3-32B",
+    "gpu": "h100-sxm",
+    "n_gpus": 1,
+    "tp": 1,
+    "engine": "vllm",
+    "weights_dtype": "fp8",
+    "kv_dtype": "fp8",
+    "concurrency": 8,
     "context_len": 4096,
-}  # fmt: skip
+}
 
 
 def config(name: str) -> str:
@@ -27,9 +34,15 @@ def config(name: str) -> str:
 
 def speculative(draft_len: int = 4, acceptance_len: float = 3.0, **changes: Any) -> dict[str, Any]:
     """The base case with an EAGLE-3 head, or another drafter by `changes`."""
-    return BASE | {
-        "drafter": {"kind": "eagle3", "layers": 1}, "draft_len": draft_len, "acceptance": {"acceptance_len": acceptance_len, "at_draft_len": draft_len},
-    } | changes  # fmt: skip
+    return (
+        BASE
+        | {
+            "drafter": {"kind": "eagle3", "layers": 1},
+            "draft_len": draft_len,
+            "acceptance": {"acceptance_len": acceptance_len, "at_draft_len": draft_len},
+        }
+        | changes
+    )
 
 
 def answers(cases: list[dict[str, Any]]) -> list[Prediction]:

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 import pytest
-
 from conftest import BASE, config, speculative
+
 from planner.errors import DraftlineError, InfeasibleError
 from planner.plan import plan
 from planner.predict import predict_lines, predict_many
@@ -18,7 +18,11 @@ MANY = {"n_gpus": 8, "tp": 8}
 
 CASES: list[tuple[str, Any, str]] = [
     ("nan concurrency", BASE | {"concurrency": math.nan}, "concurrency: must be a finite number"),
-    ("infinite rate", {k: v for k, v in BASE.items() if k != "concurrency"} | {"request_rate_per_s": math.inf}, "request_rate_per_s: must be a finite number"),
+    (
+        "infinite rate",
+        {k: v for k, v in BASE.items() if k != "concurrency"} | {"request_rate_per_s": math.inf},
+        "request_rate_per_s: must be a finite number",
+    ),
     ("zero concurrency", BASE | {"concurrency": 0}, "concurrency: input should be greater than or equal to 1; got 0"),
     ("fractional concurrency", BASE | {"concurrency": 2.5}, "concurrency: input should be a valid integer"),
     ("text for a number", BASE | {"concurrency": "8"}, "concurrency: must be a number; got '8'"),
@@ -43,7 +47,11 @@ CASES: list[tuple[str, Any, str]] = [
     ("no load at all", {k: v for k, v in BASE.items() if k != "concurrency"}, "give exactly one of concurrency"),
     ("context and lengths", BASE | {"input_len": 10, "output_len": 10}, "give either context_len (pure decode) or input_len and output_len"),
     ("input without output", NO_CONTEXT | {"input_len": 10}, "input_len and output_len belong together"),
-    ("rate without lengths", {k: v for k, v in BASE.items() if k != "concurrency"} | {"request_rate_per_s": 1.0}, "an arrival rate needs input_len and output_len"),
+    (
+        "rate without lengths",
+        {k: v for k, v in BASE.items() if k != "concurrency"} | {"request_rate_per_s": 1.0},
+        "an arrival rate needs input_len and output_len",
+    ),
     ("more cached than prompt", NO_CONTEXT | {"input_len": 10, "output_len": 10, "cached_input_len": 20}, "cached_input_len 20 exceeds input_len 10"),
     ("unknown drafter kind", speculative(drafter={"kind": "eagel3"}), "Did you mean eagle3"),
     ("drafter with negative layers", speculative(drafter={"kind": "eagle3", "layers": -1}), "layers"),
@@ -55,7 +63,11 @@ CASES: list[tuple[str, Any, str]] = [
     ("alpha as a percentage", speculative(acceptance={"alpha": 70}), "alpha"),
     ("unknown workload", speculative(acceptance={"workload": "codding"}), "Did you mean coding"),
     ("two acceptance forms", speculative(acceptance={"alpha": 0.7, "workload": "chat"}), "acceptance"),
-    ("baseline with both metrics", BASE | {"baseline": [{"tpot_s": 0.01, "tokens_per_s": 10, "concurrency": 1}]}, "give exactly one of tpot_s and tokens_per_s"),
+    (
+        "baseline with both metrics",
+        BASE | {"baseline": [{"tpot_s": 0.01, "tokens_per_s": 10, "concurrency": 1}]},
+        "give exactly one of tpot_s and tokens_per_s",
+    ),
     ("baseline of zero", BASE | {"baseline": [{"tpot_s": 0, "concurrency": 1}]}, "tpot_s"),
     ("a memory fraction above 1", BASE | {"engine_config": {"memory_frac": 90}}, "memory_frac"),
     ("missing config file", BASE | {"model": "no/such/config.json"}, "no/such/config.json"),
@@ -63,7 +75,7 @@ CASES: list[tuple[str, Any, str]] = [
     ("unknown attention backend", BASE | {"attention_backend": "fa9"}, "fa9"),
     ("a list instead of a case", [1, 2], "each line must be a JSON object"),
     ("no fp8 on Ampere asked for outright", BASE | {"gpu": "a100", "act_dtype": "fp8"}, "no dense fp8 matmul peak"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("raw", "says"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])

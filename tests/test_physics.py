@@ -6,16 +6,17 @@ import math
 
 import numpy as np
 import pytest
+from conftest import BASE, answers, config, speculative
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import BASE, answers, config, speculative
 from gpu_profiles.load import load_gpu
 from planner.cases import Case, Prediction
 from planner.deployment import resolve
+from planner.memory import cache_bytes, state_bytes
 from planner.models.read import read_model
 from planner.models.spec import KvAttention, LatentAttention
-from planner.ops import KvOp, LatentOp, Network, cache_bytes, gqa_group_size, kv_heads_per_rank, state_bytes
+from planner.ops import KvOp, LatentOp, Network, gqa_group_size, kv_heads_per_rank
 from planner.round import round_time, step_ops
 
 DENSE, MOE, MLA = "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-R1"
@@ -177,7 +178,10 @@ def test_look_ahead_slots_and_draft_cache_lower_the_capacity() -> None:
 def test_a_baseline_anchors_both_sides_alike() -> None:
     measured = 2.0 * tpot(concurrency=1)
     anchored_off, anchored_on = answers(
-        [BASE | {"concurrency": 1, "baseline": [{"tpot_s": measured, "concurrency": 1}]}, speculative(concurrency=1, baseline=[{"tpot_s": measured, "concurrency": 1}])]
+        [
+            BASE | {"concurrency": 1, "baseline": [{"tpot_s": measured, "concurrency": 1}]},
+            speculative(concurrency=1, baseline=[{"tpot_s": measured, "concurrency": 1}]),
+        ]
     )
     assert anchored_off.tpot_s == pytest.approx(measured, rel=1e-6)
     assert anchored_on.speedup == pytest.approx(anchored_on.tokens_per_s / anchored_off.tokens_per_s, rel=1e-9)
@@ -211,7 +215,12 @@ def test_scalars_equal_the_grid(points: list[tuple[int, int, int]]) -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 200), st.integers(128, 40000))
 def test_draft_len_zero_is_the_baseline(concurrency: int, context: int) -> None:
-    a, b = answers([BASE | {"concurrency": concurrency, "context_len": context}, BASE | {"concurrency": concurrency, "context_len": context, "drafter": {"kind": "eagle3"}, "draft_len": 0}])
+    a, b = answers(
+        [
+            BASE | {"concurrency": concurrency, "context_len": context},
+            BASE | {"concurrency": concurrency, "context_len": context, "drafter": {"kind": "eagle3"}, "draft_len": 0},
+        ]
+    )
     if a.num_seqs == b.num_seqs:
         assert a.verify_s == pytest.approx(b.verify_s, rel=1e-12)
 

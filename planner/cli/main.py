@@ -13,9 +13,13 @@ import typer
 from planner.errors import DraftlineError
 
 app = typer.Typer(
-    name="draftline", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    name="draftline",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     help="Which drafter and how many draft tokens, on this model, these GPUs, this traffic - or is speculation a loss here?",
-)  # fmt: skip
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")]
@@ -39,24 +43,57 @@ Gpu = Annotated[str, typer.Option("--gpu", help="GPU profile id or alias (draftl
 
 
 def plan_options(  # noqa: PLR0913
-    model: str, gpu: str, n_gpus: int | None, tp: int | None, dp: int | None, ep: int, engine: str, weights_dtype: str | None, kv_dtype: str | None,
-    drafter: list[str], workload: str, acceptance: Path | None, concurrency: str, input_len: int, output_len: int, context_len: str | None,
-    slo_tpot_ms: float | None, slo_ttft_ms: float | None, baseline_tpot_ms: float | None, baseline_concurrency: int, max_draft_len: int, metric: str,
-) -> Any:  # fmt: skip
+    model: str,
+    gpu: str,
+    n_gpus: int | None,
+    tp: int | None,
+    dp: int | None,
+    ep: int,
+    engine: str,
+    weights_dtype: str | None,
+    kv_dtype: str | None,
+    drafter: list[str],
+    workload: str,
+    acceptance: Path | None,
+    concurrency: str,
+    input_len: int,
+    output_len: int,
+    context_len: str | None,
+    slo_tpot_ms: float | None,
+    slo_ttft_ms: float | None,
+    baseline_tpot_ms: float | None,
+    baseline_concurrency: int,
+    max_draft_len: int,
+    metric: str,
+) -> Any:
     """The question behind the options of plan, report and export."""
     from planner.cli import options as o
-    from planner.plan import Question
+    from planner.question import Question
 
     baseline = o.seconds(baseline_tpot_ms, "baseline-tpot-ms")
     return Question(
-        model=model, gpu=gpu, n_gpus=n_gpus, tp=tp, dp=dp, ep=ep, engine=engine, weights_dtype=weights_dtype, kv_dtype=kv_dtype,
-        drafters=o.drafters(drafter), workload=o.workload(workload), acceptance=o.acceptance_file(acceptance),
-        concurrency=o.integers(concurrency, "concurrency"), input_len=input_len, output_len=output_len,
-        context_len=o.integers(context_len, "context-len") if context_len else (), slo_tpot_s=o.seconds(slo_tpot_ms, "slo-tpot-ms"),
+        model=model,
+        gpu=gpu,
+        n_gpus=n_gpus,
+        tp=tp,
+        dp=dp,
+        ep=ep,
+        engine=engine,
+        weights_dtype=weights_dtype,
+        kv_dtype=kv_dtype,
+        drafters=o.drafters(drafter),
+        workload=o.workload(workload),
+        acceptance=o.acceptance_file(acceptance),
+        concurrency=o.integers(concurrency, "concurrency"),
+        input_len=input_len,
+        output_len=output_len,
+        context_len=o.integers(context_len, "context-len") if context_len else (),
+        slo_tpot_s=o.seconds(slo_tpot_ms, "slo-tpot-ms"),
         slo_ttft_s=o.seconds(slo_ttft_ms, "slo-ttft-ms"),
         baseline=() if baseline is None else ({"tpot_s": baseline, "concurrency": baseline_concurrency},),
-        max_draft_len=max_draft_len, metric=metric,
-    )  # fmt: skip
+        max_draft_len=max_draft_len,
+        metric=metric,
+    )
 
 
 def _plan_command(finish: Callable[..., None], name: str, text: str) -> None:
@@ -91,9 +128,29 @@ def _plan_command(finish: Callable[..., None], name: str, text: str) -> None:
         from planner.plan import answer
 
         question = plan_options(
-            model, gpu, n_gpus, tp, dp, ep, engine, weights_dtype, kv_dtype, drafter, workload, acceptance, concurrency, input_len, output_len,
-            context_len, slo_tpot_ms, slo_ttft_ms, baseline_tpot_ms, baseline_concurrency, max_draft_len, metric,
-        )  # fmt: skip
+            model,
+            gpu,
+            n_gpus,
+            tp,
+            dp,
+            ep,
+            engine,
+            weights_dtype,
+            kv_dtype,
+            drafter,
+            workload,
+            acceptance,
+            concurrency,
+            input_len,
+            output_len,
+            context_len,
+            slo_tpot_ms,
+            slo_ttft_ms,
+            baseline_tpot_ms,
+            baseline_concurrency,
+            max_draft_len,
+            metric,
+        )
         finish(answer(question), as_json, out)
 
     command.__doc__ = text
@@ -129,15 +186,27 @@ def _finish_export(result: Any, as_json: bool, out: Path | None) -> None:
         emit(exports_text(result), out)
 
 
-_plan_command(_finish_plan, "plan", """Recommend a drafter and a draft length, with reasons and doubt.
+_plan_command(
+    _finish_plan,
+    "plan",
+    """Recommend a drafter and a draft length, with reasons and doubt.
 
-Example: draftline plan Qwen/Qwen3-32B --gpu h100 --workload coding""")  # fmt: skip
-_plan_command(_finish_report, "report", """Write one self-contained HTML page: verdict, table, interactive Pareto front, assumptions.
+Example: draftline plan Qwen/Qwen3-32B --gpu h100 --workload coding""",
+)
+_plan_command(
+    _finish_report,
+    "report",
+    """Write one self-contained HTML page: verdict, table, interactive Pareto front, assumptions.
 
-Example: draftline report Qwen/Qwen3-32B --gpu h100 --out report.html""")  # fmt: skip
-_plan_command(_finish_export, "export", """Print engine settings for the recommendation: vLLM, SGLang, TensorRT-LLM, llama.cpp.
+Example: draftline report Qwen/Qwen3-32B --gpu h100 --out report.html""",
+)
+_plan_command(
+    _finish_export,
+    "export",
+    """Print engine settings for the recommendation: vLLM, SGLang, TensorRT-LLM, llama.cpp.
 
-Example: draftline export Qwen/Qwen3-32B --gpu h100 --drafter eagle3""")  # fmt: skip
+Example: draftline export Qwen/Qwen3-32B --gpu h100 --drafter eagle3""",
+)
 
 
 @app.command()

@@ -30,8 +30,8 @@ class MoeFit:
     bytes_per_s: float
     flop_per_s: float
     fixed_s: float
-    per_row_s: float = 0.0
-    """Routing, permutation and the weighted sum, per token and expert chosen."""
+    row_s_per_element: float = 0.0
+    """Permutation, quantisation and the weighted sum: seconds per (token, expert) row and element of its width."""
     per_expert_s: float = 0.0
     """Scheduling of one touched expert."""
     tile_rows: float = 16.0
@@ -43,7 +43,7 @@ class MoeFit:
         """Fitted shares on the peaks of `gpu`."""
         return cls(
             bytes_per_s=p["bandwidth"] * gpu.bytes_per_s, flop_per_s=p["flop"] * gpu.peak(dtype), fixed_s=p["fixed_s"],
-            per_row_s=p["row_bytes"] / gpu.bytes_per_s, per_expert_s=p["per_expert_s"], tile_rows=p["tile_rows"], knee=p["knee"],
+            row_s_per_element=p["row_bytes"] / gpu.bytes_per_s, per_expert_s=p["per_expert_s"], tile_rows=p["tile_rows"], knee=p["knee"],
         )  # fmt: skip
 
     @classmethod
@@ -71,5 +71,5 @@ def moe_time(  # noqa: PLR0913
     padded = touched * fit.tile_rows * x / -np.expm1(-x)
     memory = (touched * elements * weight_bytes_per_element + 2.0 * rows * (as_array(width) + 2.0 * as_array(ffn))) / fit.bytes_per_s
     compute = 2.0 * elements * padded / fit.flop_per_s
-    fixed = fit.fixed_s + fit.per_row_s * rows + fit.per_expert_s * touched
+    fixed = fit.fixed_s + fit.row_s_per_element * rows * width + fit.per_expert_s * touched
     return kernel_time(fixed + smooth_max(as_array(memory), as_array(compute), fit.knee), memory, compute, fixed)

@@ -10,9 +10,12 @@ from planner.report.verdict import drafter_name
 COLOURS = ("#2f6f4f", "#b4532a", "#3b5b92", "#8a6d1d", "#7a3b69", "#2b7a86", "#6b6b6b", "#a33a4a")
 OFF = "#9aa0a6"
 LAYOUT: dict[str, Any] = {
-    "template": "plotly_white", "margin": {"l": 60, "r": 20, "t": 20, "b": 50}, "height": 440, "font": {"family": "Inter, system-ui, sans-serif", "size": 13},
+    "template": "plotly_white",
+    "margin": {"l": 60, "r": 20, "t": 20, "b": 50},
+    "height": 440,
+    "font": {"family": "Inter, system-ui, sans-serif", "size": 13},
     "legend": {"orientation": "h", "y": 1.08, "x": 0},
-}  # fmt: skip
+}
 
 
 def _colours(plan: Plan) -> dict[str | None, str]:
@@ -30,17 +33,31 @@ def pareto_figure(plan: Plan) -> Any:
     for name, colour in colours.items():
         mine = [p for p in points if p["drafter"] == name]
         figure.add_scatter(
-            x=[p["tokens_per_s_per_user"] for p in mine], y=[p["tokens_per_s_per_gpu"] for p in mine], mode="markers", name=drafter_name(name),
-            marker={"color": colour, "size": [9 if p["on_pareto_front"] else 5 for p in mine], "opacity": [0.95 if p["on_pareto_front"] else 0.3 for p in mine]},
-            customdata=[[p["draft_len"], p["concurrency"], p["tpot_s"] * 1e3, p["speedup"], p["tpot_low_s"] * 1e3, p["tpot_high_s"] * 1e3] for p in mine],
-            hovertemplate="D=%{customdata[0]} at %{customdata[1]} concurrent<br>TPOT %{customdata[2]:.2f} ms [%{customdata[4]:.2f}-%{customdata[5]:.2f}]"
+            x=[p["tokens_per_s_per_user"] for p in mine],
+            y=[p["tokens_per_s_per_gpu"] for p in mine],
+            mode="markers",
+            name=drafter_name(name),
+            marker={
+                "color": colour,
+                "size": [9 if p["on_pareto_front"] else 5 for p in mine],
+                "opacity": [0.95 if p["on_pareto_front"] else 0.3 for p in mine],
+            },
+            customdata=[
+                [p["draft_len"], p["concurrency"], p["tpot_s"] * 1e3, p["speedup"], p["tpot_low_s"] * 1e3, p["tpot_high_s"] * 1e3] for p in mine
+            ],
+            hovertemplate="D=%{customdata[0]} at %{customdata[1]} concurrent"
+            "<br>TPOT %{customdata[2]:.2f} ms [%{customdata[4]:.2f}-%{customdata[5]:.2f}]"
             "<br>%{y:.0f} tok/s/GPU, %{x:.0f} tok/s/user<br>speedup %{customdata[3]:.2f}x<extra>%{fullData.name}</extra>",
-        )  # fmt: skip
+        )
     front = sorted((p for p in points if p["on_pareto_front"]), key=lambda p: float(p["tokens_per_s_per_user"]))
     figure.add_scatter(
-        x=[p["tokens_per_s_per_user"] for p in front], y=[p["tokens_per_s_per_gpu"] for p in front], mode="lines", name="Pareto front",
-        line={"color": "#444", "width": 1, "dash": "dot"}, hoverinfo="skip",
-    )  # fmt: skip
+        x=[p["tokens_per_s_per_user"] for p in front],
+        y=[p["tokens_per_s_per_gpu"] for p in front],
+        mode="lines",
+        name="Pareto front",
+        line={"color": "#444", "width": 1, "dash": "dot"},
+        hoverinfo="skip",
+    )
     figure.update_layout(**LAYOUT, xaxis_title="tokens/s/user", yaxis_title="tokens/s/GPU")
     return figure
 
@@ -63,13 +80,24 @@ def speedup_figure(plan: Plan) -> Any:
         rows = [best[c] for c in sorted(best)]
         x = [p["concurrency"] for p in rows]
         figure.add_scatter(
-            x=[*x, *x[::-1]], y=[*(p["speedup_high"] for p in rows), *(p["speedup_low"] for p in rows[::-1])], fill="toself", fillcolor=colour,
-            opacity=0.12, line={"width": 0}, hoverinfo="skip", showlegend=False,
-        )  # fmt: skip
+            x=[*x, *x[::-1]],
+            y=[*(p["speedup_high"] for p in rows), *(p["speedup_low"] for p in rows[::-1])],
+            fill="toself",
+            fillcolor=colour,
+            opacity=0.12,
+            line={"width": 0},
+            hoverinfo="skip",
+            showlegend=False,
+        )
         figure.add_scatter(
-            x=x, y=[p["speedup"] for p in rows], mode="lines+markers", name=drafter_name(name), line={"color": colour},
-            customdata=[p["draft_len"] for p in rows], hovertemplate="best D=%{customdata} at %{x}: %{y:.2f}x<extra>%{fullData.name}</extra>",
-        )  # fmt: skip
+            x=x,
+            y=[p["speedup"] for p in rows],
+            mode="lines+markers",
+            name=drafter_name(name),
+            line={"color": colour},
+            customdata=[p["draft_len"] for p in rows],
+            hovertemplate="best D=%{customdata} at %{x}: %{y:.2f}x<extra>%{fullData.name}</extra>",
+        )
     figure.add_hline(y=1.0, line={"color": OFF, "dash": "dot"})
     figure.update_layout(**LAYOUT, xaxis_title="concurrent requests", yaxis_title="speedup over plain decoding", xaxis_type="log")
     return figure

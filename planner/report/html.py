@@ -17,10 +17,18 @@ def plan_html(plan: Plan) -> str:
 
     env = Environment(loader=PackageLoader("planner.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return env.get_template("plan.html.j2").render(
-        verdict=verdict(plan), inputs=plan.inputs, rows=_rows(plan), pareto=fragment(pareto_figure(plan), with_library=True),
-        speedup=fragment(speedup_figure(plan), with_library=False), guidelines=plan.guidelines, flips=[_flip(b) for b in plan.break_even],
-        drafters=plan.drafters, exports={e: {"text": settings_text(b), "notes": b["notes"]} for e, b in (plan.exports or {}).items()}, assumptions=plan.assumptions, warnings=plan.warnings,
-    )  # fmt: skip
+        verdict=verdict(plan),
+        inputs=plan.inputs,
+        rows=_rows(plan),
+        pareto=fragment(pareto_figure(plan), with_library=True),
+        speedup=fragment(speedup_figure(plan), with_library=False),
+        guidelines=plan.guidelines,
+        flips=[_flip(b) for b in plan.break_even],
+        drafters=plan.drafters,
+        exports={e: {"text": settings_text(b), "notes": b["notes"]} for e, b in (plan.exports or {}).items()},
+        assumptions=plan.assumptions,
+        warnings=plan.warnings,
+    )
 
 
 def _rows(plan: Plan) -> list[dict[str, Any]]:

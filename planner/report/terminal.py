@@ -33,7 +33,9 @@ def plan_text(plan: Plan) -> str:
     """Verdict, table, Pareto plot, what binds and why, guidelines, assumptions, warnings."""
     i = plan.inputs
     width = max(72, min(110, shutil.get_terminal_size((100, 24)).columns))
-    layout = f"{i['n_gpus']} x {i['gpu']} (tp {i['tp']}" + (f", dp {i['dp']}" if i["dp"] > 1 else "") + (f", ep {i['ep']}" if i["ep"] > 1 else "") + ")"
+    layout = (
+        f"{i['n_gpus']} x {i['gpu']} (tp {i['tp']}" + (f", dp {i['dp']}" if i["dp"] > 1 else "") + (f", ep {i['ep']}" if i["ep"] > 1 else "") + ")"
+    )
     lengths = f"context {', '.join(map(str, i['context_len']))}" if i["context_len"] else f"input {i['input_len']}, output {i['output_len']}"
     parts = [
         wrap(verdict(plan), width, ""),
@@ -54,7 +56,10 @@ def plan_text(plan: Plan) -> str:
         *(wrap(f"{g['id']}. {g['text']}", width) for g in plan.guidelines),
         "",
         "Drafters considered",
-        *(wrap(f"{d['kind']}{' ' + d['model'] if d['model'] else ''}: {d['status']}{' - ' + d['reason'] if d['reason'] else ''}", width) for d in plan.drafters),
+        *(
+            wrap(f"{d['kind']}{' ' + d['model'] if d['model'] else ''}: {d['status']}{' - ' + d['reason'] if d['reason'] else ''}", width)
+            for d in plan.drafters
+        ),
         "",
         "Assumptions",
         *(wrap(f"- {a}", width) for a in plan.assumptions),
@@ -98,12 +103,36 @@ def recommendation_table(plan: Plan) -> str:
             rows.append([str(r["concurrency"]), *([f"{r['context_len']:.0f}"] if several else []), *["-"] * 10])
             continue
         near = _ranges(r["near_optimal"])
-        rows.append([
-            str(r["concurrency"]), *([f"{r['context_len']:.0f}"] if several else []), drafter_name(r["drafter"]).replace("no speculation", "off"),
-            str(r["draft_len"]), near, str(p["num_seqs"]), f"{r['speedup']:.2f}x", f"{r['speedup_low']:.2f}-{r['speedup_high']:.2f}", f"{p['tpot_s'] * 1e3:.2f}",
-            f"{p['tokens_per_s_per_user']:.0f}", f"{p['tokens_per_s_per_gpu']:.0f}", f"{r['prob_best']:.0%}",
-        ])  # fmt: skip
-    heads = ["conc", *(["context"] if several else []), "drafter", "D", "D within 2%", "running", "speedup", "80% band", "TPOT ms", "tok/s/user", "tok/s/GPU", "P(best)"]
+        rows.append(
+            [
+                str(r["concurrency"]),
+                *([f"{r['context_len']:.0f}"] if several else []),
+                drafter_name(r["drafter"]).replace("no speculation", "off"),
+                str(r["draft_len"]),
+                near,
+                str(p["num_seqs"]),
+                f"{r['speedup']:.2f}x",
+                f"{r['speedup_low']:.2f}-{r['speedup_high']:.2f}",
+                f"{p['tpot_s'] * 1e3:.2f}",
+                f"{p['tokens_per_s_per_user']:.0f}",
+                f"{p['tokens_per_s_per_gpu']:.0f}",
+                f"{r['prob_best']:.0%}",
+            ]
+        )
+    heads = [
+        "conc",
+        *(["context"] if several else []),
+        "drafter",
+        "D",
+        "D within 2%",
+        "running",
+        "speedup",
+        "80% band",
+        "TPOT ms",
+        "tok/s/user",
+        "tok/s/GPU",
+        "P(best)",
+    ]
     return table(heads, rows)
 
 
@@ -133,7 +162,9 @@ def pareto_plot(plan: Plan, width: int) -> str:
     plt.scatter([p["tokens_per_s_per_user"] for p in off], [p["tokens_per_s_per_gpu"] for p in off], marker="o", label="off")
     for k, name in enumerate(dict.fromkeys(p["drafter"] for p in front if p["drafter"])):
         mine = [p for p in front if p["drafter"] == name]
-        plt.scatter([p["tokens_per_s_per_user"] for p in mine], [p["tokens_per_s_per_gpu"] for p in mine], marker="x+*#%&@="[k % 8], label=drafter_name(name))
+        plt.scatter(
+            [p["tokens_per_s_per_user"] for p in mine], [p["tokens_per_s_per_gpu"] for p in mine], marker="x+*#%&@="[k % 8], label=drafter_name(name)
+        )
     return str(plt.build())
 
 
@@ -152,14 +183,19 @@ def explain_text(e: Mapping[str, Any]) -> str:
     head = (
         f"{e['model']} on {e['gpu']}, {e['engine']}: {r['num_seqs_per_rank']:.0f} sequences per rank x {r['query_len']:.0f} rows = {r['rows']:.0f}"
         f" rows (padded to {r['padded_rows']:.0f})\n"
-        f"round {p['round_s'] * 1e3:.2f} ms = draft {p['draft_s'] * 1e3:.2f} + verify {p['verify_s'] * 1e3:.2f} + overhead {p['overhead_s'] * 1e3:.2f};"
+        f"round {p['round_s'] * 1e3:.2f} ms = draft {p['draft_s'] * 1e3:.2f} + verify {p['verify_s'] * 1e3:.2f}"
+        f" + overhead {p['overhead_s'] * 1e3:.2f};"
         f" AL {p['acceptance_len']:.2f}; TPOT {p['tpot_s'] * 1e3:.2f} ms [{p['tpot_low_s'] * 1e3:.2f}-{p['tpot_high_s'] * 1e3:.2f}];"
         f" speedup {p['speedup']:.2f}x"
     )
     parts = [head, "", "Verification pass" if r["query_len"] > 1 else "Decode pass", _op_table(e["verify"])]
     if e["draft_pass"]:
         parts += ["", "One draft pass", _op_table(e["draft_pass"])]
-    parts += ["", "Added to kernel sums (engine profile)", *(f"  {k}: {si(v, 's') if k.endswith('_s') else f'{v:.3g}'}" for k, v in e["residuals"].items())]
+    parts += [
+        "",
+        "Added to kernel sums (engine profile)",
+        *(f"  {k}: {si(v, 's') if k.endswith('_s') else f'{v:.3g}'}" for k, v in e["residuals"].items()),
+    ]
     parts += ["", "Edges", *(f"  {x}" for x in e["edges"]), "", "Rests on", *(f"  {x}" for x in e["basis"])]
     if p["warnings"]:
         parts += ["", "Warnings", *(f"  ! {w}" for w in p["warnings"])]
@@ -169,11 +205,18 @@ def explain_text(e: Mapping[str, Any]) -> str:
 def _op_table(rows: Sequence[Mapping[str, Any]]) -> str:
     body = [
         [
-            r["op"], str(r["count"]), si(r["flop"], "FLOP"), si(r["bytes"], "B"), f"{r['time_s'] * 1e6:.0f}", f"{r['share']:.0%}",
-            "-" if r["speed_of_light_frac"] is None else f"{min(r['speed_of_light_frac'], 9.99):.0%}", r["bound"], _rows(r),
+            r["op"],
+            str(r["count"]),
+            si(r["flop"], "FLOP"),
+            si(r["bytes"], "B"),
+            f"{r['time_s'] * 1e6:.0f}",
+            f"{r['share']:.0%}",
+            "-" if r["speed_of_light_frac"] is None else f"{min(r['speed_of_light_frac'], 9.99):.0%}",
+            r["bound"],
+            _rows(r),
         ]
         for r in rows
-    ]  # fmt: skip
+    ]
     return table(["op", "x", "FLOP", "bytes", "us", "share", "of SoL", "bound", "rows"], body, text=(0, 7, 8))
 
 
@@ -187,7 +230,14 @@ def _rows(r: Mapping[str, Any]) -> str:
 
 def gpus_text(profiles: Sequence[GpuProfile]) -> str:
     rows = [
-        [p.id, p.arch, f"{p.usable_memory_bytes / 1e9:.0f}", f"{p.bytes_per_s / 1e12:.2f}", *(_peak(p, d) for d in ("bf16", "fp8", "nvfp4")), p.link_kind]
+        [
+            p.id,
+            p.arch,
+            f"{p.usable_memory_bytes / 1e9:.0f}",
+            f"{p.bytes_per_s / 1e12:.2f}",
+            *(_peak(p, d) for d in ("bf16", "fp8", "nvfp4")),
+            p.link_kind,
+        ]
         for p in profiles
     ]
     return table(["gpu", "arch", "GB usable", "TB/s", "bf16 TFLOP/s", "fp8", "nvfp4", "link"], rows, text=(0, 1, 7))
@@ -209,7 +259,9 @@ def gpu_text(p: GpuProfile) -> str:
         if isinstance(value, (int, float)):
             rows.append([key, f"{value:.6g}", source.origin, source.date, source.reference[:90]])
     notes = "\n".join(wrap(f"- {n}") for n in p.notes)
-    return f"{p.name} ({p.id}), {p.arch}; aliases: {', '.join(p.aliases)}\n\n{table(['number (SI)', 'value', 'origin', 'date', 'source'], rows, text=(0, 2, 3, 4))}\n\n{notes}"
+    head = f"{p.name} ({p.id}), {p.arch}; aliases: {', '.join(p.aliases)}"
+    body = table(["number (SI)", "value", "origin", "date", "source"], rows, text=(0, 2, 3, 4))
+    return "\n\n".join(filter(None, (head, body, notes)))
 
 
 def mapping_text(facts: Mapping[str, Any], indent: str = "") -> str:
@@ -229,10 +281,17 @@ def drafters_text(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "No drafter is known for this model; n-gram and suffix look-up need none."
     body = [
-        [_short(", ".join(r.get("targets") or ()) or r.get("family"), 40), r["kind"], _short(r.get("model"), 52), _short(r.get("layers")), _short(r.get("block")),
-         _recommended(r.get("recommended_draft_len")), _short(r.get("license"), 16)]
+        [
+            _short(", ".join(r.get("targets") or ()) or r.get("family"), 40),
+            r["kind"],
+            _short(r.get("model"), 52),
+            _short(r.get("layers")),
+            _short(r.get("block")),
+            _recommended(r.get("recommended_draft_len")),
+            _short(r.get("license"), 16),
+        ]
         for r in rows
-    ]  # fmt: skip
+    ]
     notes = dict.fromkeys(f"! {r.get('model') or r['kind']}: {w}" for r in rows for w in r.get("warnings", ()))
     return "\n".join([table(["target", "kind", "drafter", "layers", "block", "D", "licence"], body, text=(0, 1, 2, 6)), *notes])
 

@@ -7,9 +7,15 @@ from typing import Any
 from planner.plan import Plan
 
 NAMES = {
-    "external": "an external draft model", "eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash", "dspark": "DSpark", "pard": "PARD", "ngram": "n-gram look-up",
+    "external": "an external draft model",
+    "eagle3": "EAGLE-3",
+    "mtp": "MTP",
+    "dflash": "DFlash",
+    "dspark": "DSpark",
+    "pard": "PARD",
+    "ngram": "n-gram look-up",
     "suffix": "suffix decoding",
-}  # fmt: skip
+}
 
 
 def drafter_name(drafter: str | None) -> str:

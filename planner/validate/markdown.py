@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cell(key: str, value: object) -> str:
     if isinstance(value, float):
-        if value != value:
+        if math.isnan(value):
             return "-"
         return f"{value:.0f}" if key in COUNTS else f"{value:.3f}" if key in ("interval", "skill") else f"{value:.1%}"
     return str(value)

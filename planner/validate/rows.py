@@ -13,17 +13,41 @@ from planner.errors import InputError
 
 #: Models whose own config is not packaged and that share another's architecture.
 SAME_ARCHITECTURE = {
-    "deepseek-ai/DeepSeek-V3": "deepseek-ai--DeepSeek-R1", "meta-llama/Llama-3.1-70B": "meta-llama--Meta-Llama-3.1-70B",
-    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama--Meta-Llama-3.1-8B", "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama--Meta-Llama-3.1-8B",
-    "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai--DeepSeek-R1", "zhipuai/GLM-5": "zai-org--GLM-5", "nvidia/Qwen3-32B-NVFP4": "Qwen--Qwen3-32B",
-}  # fmt: skip
+    "deepseek-ai/DeepSeek-V3": "deepseek-ai--DeepSeek-R1",
+    "meta-llama/Llama-3.1-70B": "meta-llama--Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama--Meta-Llama-3.1-8B",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama--Meta-Llama-3.1-8B",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai--DeepSeek-R1",
+    "zhipuai/GLM-5": "zai-org--GLM-5",
+    "nvidia/Qwen3-32B-NVFP4": "Qwen--Qwen3-32B",
+}
 SERVED_WEIGHTS = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "int4": "int4", "": "bf16"}
 #: Words in a source's dtype text, most specific first.
 DTYPE_WORDS = (
-    ("MXFP4", "mxfp4"), ("NVFP4", "nvfp4"), ("W4A16", "int4"), ("FP4", "nvfp4"), ("FP8", "fp8"), ("BF16", "bf16"), ("FP16", "fp16"), ("F16", "fp16"),
-    ("INT8", "int8"), ("Q8", "int8"), ("INT4", "int4"), ("AWQ", "int4"), ("GPTQ", "int4"), ("Q4", "int4"), ("IQ4", "int4"),
-)  # fmt: skip
-ENGINE_WORDS = (("vllm", "vllm"), ("sglang", "sglang"), ("tensorrt", "trtllm"), ("trt-llm", "trtllm"), ("llama.cpp", "llamacpp"), ("transformers", "transformers"))
+    ("MXFP4", "mxfp4"),
+    ("NVFP4", "nvfp4"),
+    ("W4A16", "int4"),
+    ("FP4", "nvfp4"),
+    ("FP8", "fp8"),
+    ("BF16", "bf16"),
+    ("FP16", "fp16"),
+    ("F16", "fp16"),
+    ("INT8", "int8"),
+    ("Q8", "int8"),
+    ("INT4", "int4"),
+    ("AWQ", "int4"),
+    ("GPTQ", "int4"),
+    ("Q4", "int4"),
+    ("IQ4", "int4"),
+)
+ENGINE_WORDS = (
+    ("vllm", "vllm"),
+    ("sglang", "sglang"),
+    ("tensorrt", "trtllm"),
+    ("trt-llm", "trtllm"),
+    ("llama.cpp", "llamacpp"),
+    ("transformers", "transformers"),
+)
 TABLE_DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 UNSTATED_CONCURRENCY = 16
 """For sweeps of quality B that do not state it: their dense baselines fit 16."""
@@ -42,7 +66,9 @@ def find_data(root: Path | None) -> Data:
     truth = base / "truth" if (base / "truth").is_dir() else base
     configs = base / "configs" if (base / "configs").is_dir() else truth / "configs"
     if not (truth / "silicon_dev.csv").is_file() or not configs.is_dir():
-        raise InputError("no measured rows here", where=str(base), expected="silicon_dev.csv and a configs folder", hint="Give --data, or run from a checkout.")
+        raise InputError(
+            "no measured rows here", where=str(base), expected="silicon_dev.csv and a configs folder", hint="Give --data, or run from a checkout."
+        )
     return Data(truth, configs)
 
 
@@ -75,10 +101,19 @@ def serving_case(data: Data, row: Mapping[str, str]) -> dict[str, Any]:
     # gpt-oss ships one scheme (MXFP4 experts, 16-bit rest) whatever the row calls its precision
     own_scheme = "gpt-oss" in row["model_path"]
     return {
-        "id": row["id"], **({} if own_scheme else {"weights_dtype": SERVED_WEIGHTS[row["precision"]]}), "model": config_path(data, row["model_path"]),
-        "gpu": row["system"], "n_gpus": n, "dp": dp, "tp": max(1, n // dp), "ep": min(n, int(float(row["moe_ep_size"] or 1))), "engine": row["backend"],
-        "concurrency": int(float(row["concurrency"])), "input_len": int(row["isl"]), "output_len": int(row["osl"]),
-    }  # fmt: skip
+        "id": row["id"],
+        **({} if own_scheme else {"weights_dtype": SERVED_WEIGHTS[row["precision"]]}),
+        "model": config_path(data, row["model_path"]),
+        "gpu": row["system"],
+        "n_gpus": n,
+        "dp": dp,
+        "tp": max(1, n // dp),
+        "ep": min(n, int(float(row["moe_ep_size"] or 1))),
+        "engine": row["backend"],
+        "concurrency": int(float(row["concurrency"])),
+        "input_len": int(row["isl"]),
+        "output_len": int(row["osl"]),
+    }
 
 
 # ---------------------------------------------------------------- draft-length sweeps
@@ -121,24 +156,27 @@ def sweeps(data: Data) -> tuple[list[Sweep], Counter[str]]:
     keep, lacking = [], Counter[str]()
     for line in (data.truth / "dsweeps_dev.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        concurrency = row["concurrency"] or (UNSTATED_CONCURRENCY if row["quality"] == "B" else None)
+        concurrency: int = row["concurrency"] or (UNSTATED_CONCURRENCY if row["quality"] == "B" else 0)
         reason = next(
             (
                 why
                 for missing, why in (
-                    (row["quality"] not in "AB", "quality C"), (not row.get("gpu"), "GPU not stated"), (not row.get("config"), "no config of the model"),
-                    (not concurrency, "concurrency not stated"), (row["al_known"] not in ("all", "proxy"), "acceptance not stated"),
+                    (row["quality"] not in "AB", "quality C"),
+                    (not row.get("gpu"), "GPU not stated"),
+                    (not row.get("config"), "no config of the model"),
+                    (not concurrency, "concurrency not stated"),
+                    (row["al_known"] not in ("all", "proxy"), "acceptance not stated"),
                     (not any(a["D"] == 0 for a in row["arms"]), "no arm without speculation"),
                 )
                 if missing
             ),
             None,
-        )  # fmt: skip
+        )
         if reason:
             lacking[reason] += 1
             continue
         unit = (row["arms"][0]["unit"] or "").lower()
-        keep.append(Sweep(row, int(concurrency), "tpot" in unit or "ms" in unit))
+        keep.append(Sweep(row, concurrency, "tpot" in unit or "ms" in unit))
     return keep, lacking
 
 
@@ -154,9 +192,14 @@ def sweep_cases(data: Data, sweep: Sweep, *, baseline: bool = True, one_al: bool
         drafter["model"] = str(data.configs / "drafters" / head["config"])
     n = s["n_gpus"] or 1
     base: dict[str, Any] = {
-        "model": str(data.configs / s["config"]), "gpu": s["gpu"], "n_gpus": n, "tp": s["tp"] or n, "ep": s["ep"] or 1, "engine": engine_word(s["engine"]),
+        "model": str(data.configs / s["config"]),
+        "gpu": s["gpu"],
+        "n_gpus": n,
+        "tp": s["tp"] or n,
+        "ep": s["ep"] or 1,
+        "engine": engine_word(s["engine"]),
         "concurrency": sweep.concurrency,
-    }  # fmt: skip
+    }
     weights = dtype_word(s["weights_dtype"])
     if weights and weights != "mxfp4":
         base["weights_dtype"] = weights
@@ -186,27 +229,48 @@ def gemm_cases(data: Data) -> list[tuple[tuple[str, ...], dict[str, Any], float]
     with (data.truth / "gemm_dev.csv").open(encoding="utf-8") as f:
         rows = [r for r in csv.DictReader(f) if r["dtype"] != "fp8_block"]
     return [
-        ((r["gpu"], r["backend"], r["dtype"]),
-         {"id": i, "gpu": r["gpu"], "engine": r["backend"], "op": "gemm", "m": int(r["M"]), "n": int(r["N"]), "k": int(r["K"]),
-          "weights_dtype": TABLE_DTYPES.get(r["dtype"], r["dtype"])}, float(r["latency_ms"]) / 1e3)
+        (
+            (r["gpu"], r["backend"], r["dtype"]),
+            {
+                "id": i,
+                "gpu": r["gpu"],
+                "engine": r["backend"],
+                "op": "gemm",
+                "m": int(r["M"]),
+                "n": int(r["N"]),
+                "k": int(r["K"]),
+                "weights_dtype": TABLE_DTYPES.get(r["dtype"], r["dtype"]),
+            },
+            float(r["latency_ms"]) / 1e3,
+        )
         for i, r in enumerate(rows)
-    ]  # fmt: skip
+    ]
 
 
 def attention_cases(data: Data) -> list[tuple[tuple[str, ...], dict[str, Any], float]]:
     """(stack, case, measured seconds) at contexts from 512; TensorRT-LLM beyond 32 rows at one query is a known pathological kernel choice."""
     with (data.truth / "attention_dev.csv").open(encoding="utf-8") as f:
-        rows = [
-            r for r in csv.DictReader(f)
-            if int(r["seq"]) >= 512 and not (r["backend"] == "trtllm" and int(r["heads"]) / int(r["kv_heads"]) > 32)
-        ]  # fmt: skip
+        rows = [r for r in csv.DictReader(f) if int(r["seq"]) >= 512 and not (r["backend"] == "trtllm" and int(r["heads"]) / int(r["kv_heads"]) > 32)]
     return [
-        ((r["gpu"], r["backend"], r["kv_dtype"]),
-         {"id": i, "gpu": r["gpu"], "engine": r["backend"], "op": "attention", "num_seqs": int(r["batch"]), "query_len": int(r["q_len"]),
-          "context_len": int(r["seq"]), "num_heads": int(r["heads"]), "num_kv_heads": int(r["kv_heads"]), "head_dim": int(r["head_dim"]),
-          "kv_dtype": TABLE_DTYPES.get(r["kv_dtype"], r["kv_dtype"])}, float(r["latency_ms"]) / 1e3)
+        (
+            (r["gpu"], r["backend"], r["kv_dtype"]),
+            {
+                "id": i,
+                "gpu": r["gpu"],
+                "engine": r["backend"],
+                "op": "attention",
+                "num_seqs": int(r["batch"]),
+                "query_len": int(r["q_len"]),
+                "context_len": int(r["seq"]),
+                "num_heads": int(r["heads"]),
+                "num_kv_heads": int(r["kv_heads"]),
+                "head_dim": int(r["head_dim"]),
+                "kv_dtype": TABLE_DTYPES.get(r["kv_dtype"], r["kv_dtype"]),
+            },
+            float(r["latency_ms"]) / 1e3,
+        )
         for i, r in enumerate(rows)
-    ]  # fmt: skip
+    ]
 
 
 def step_records(data: Data) -> tuple[list[dict[str, Any]], Counter[str]]:

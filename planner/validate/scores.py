@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from planner.acceptance.transfer import leave_out_table
+from planner.cases import Prediction
 from planner.kernel_cases import kernel_time
 from planner.predict import predict_many
-from planner.cases import Prediction
 from planner.validate.rows import (
     Data,
     Sweep,
@@ -75,19 +75,39 @@ def score_serving(data: Data) -> dict[str, Any]:
         groups[r["model_family"], r["system"], r["backend"]].append(error)
         if answer:
             bands.append((answer.tpot_low_s, answer.tpot_high_s, truth))
-            key = tuple(r[k] for k in ("model_path", "system", "backend", "backend_version", "precision", "isl", "osl", "gpus_fixed", "attention_dp_fixed", "moe_ep_size"))
+            key = tuple(
+                r[k]
+                for k in (
+                    "model_path",
+                    "system",
+                    "backend",
+                    "backend_version",
+                    "precision",
+                    "isl",
+                    "osl",
+                    "gpus_fixed",
+                    "attention_dp_fixed",
+                    "moe_ep_size",
+                )
+            )
             series[key][int(float(r["concurrency"]))] = (answer.tpot_s, truth)
     ratios = [abs((s[4 * c][0] / s[c][0]) / (s[4 * c][1] / s[c][1]) - 1.0) for s in series.values() for c in s if 4 * c in s]
     figures = {
-        "rows": len(rows), "refused": len(rows) - len(got), "median": median(errors), "p90": quantile(errors, 0.9),
-        "by_group": median(median(v) for v in groups.values()), "ratio_median": median(ratios), "ratio_p90": quantile(ratios, 0.9), **interval(bands),
-    }  # fmt: skip
+        "rows": len(rows),
+        "refused": len(rows) - len(got),
+        "median": median(errors),
+        "p90": quantile(errors, 0.9),
+        "by_group": median(median(v) for v in groups.values()),
+        "ratio_median": median(ratios),
+        "ratio_p90": quantile(ratios, 0.9),
+        **interval(bands),
+    }
     return {"figures": figures, "groups": _worst(groups)}
 
 
 def _worst(groups: Mapping[tuple[str, ...], list[float]]) -> list[dict[str, Any]]:
     rows = [{"group": " / ".join(k), "rows": len(v), "median": median(v), "p90": quantile(v, 0.9)} for k, v in groups.items()]
-    return sorted(rows, key=lambda r: -float(r["median"]))  # type: ignore[arg-type]
+    return sorted(rows, key=lambda r: -float(r["median"]))
 
 
 # ---------------------------------------------------------------- kernels
@@ -99,9 +119,13 @@ def score_kernels(rows: Sequence[tuple[tuple[str, ...], dict[str, Any], float]])
         groups[stack].append(abs(answer["time_s"] / truth - 1.0))
         bands.append((answer["low_s"], answer["high_s"], truth))
     figures = {
-        "rows": len(rows), "refused": refused, "stacks": len(groups), "median": median(median(v) for v in groups.values()),
-        "p90": median(quantile(v, 0.9) for v in groups.values()), **interval(bands),
-    }  # fmt: skip
+        "rows": len(rows),
+        "refused": refused,
+        "stacks": len(groups),
+        "median": median(median(v) for v in groups.values()),
+        "p90": median(quantile(v, 0.9) for v in groups.values()),
+        **interval(bands),
+    }
     return {"figures": figures, "groups": _worst(groups)}
 
 
@@ -151,13 +175,24 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
     by_group = float(np.mean([np.mean(v) for v in groups.values()]))
     rule = constant_rule_by_group(rows)
     figures = {
-        "rows": len(rows), "refused": refused, "mean": float(np.mean(regrets)), "p90": quantile(regrets, 0.9),
-        "within_3": float(np.mean([r <= 0.03 for r in regrets])), "by_group": by_group, "rule_by_group": rule, "skill": 1.0 - by_group / rule,
-        "speedup_median": median(speedups), "speedup_p90": quantile(speedups, 0.9), "absolute_median": median(absolute),
-        "on": float(np.mean(on)), "off": float(np.mean(off)) if off else math.nan, "n_off": len(off), **interval(bands),
-    }  # fmt: skip
+        "rows": len(rows),
+        "refused": refused,
+        "mean": float(np.mean(regrets)),
+        "p90": quantile(regrets, 0.9),
+        "within_3": float(np.mean([r <= 0.03 for r in regrets])),
+        "by_group": by_group,
+        "rule_by_group": rule,
+        "skill": 1.0 - by_group / rule,
+        "speedup_median": median(speedups),
+        "speedup_p90": quantile(speedups, 0.9),
+        "absolute_median": median(absolute),
+        "on": float(np.mean(on)),
+        "off": float(np.mean(off)) if off else math.nan,
+        "n_off": len(off),
+        **interval(bands),
+    }
     worst = [{"group": k[0], "rows": len(v), "mean": float(np.mean(v))} for k, v in groups.items()]
-    return {"figures": figures, "groups": sorted(worst, key=lambda r: -float(r["mean"])), "lacking": dict(lacking)}  # type: ignore[arg-type]
+    return {"figures": figures, "groups": sorted(worst, key=lambda r: -float(r["mean"])), "lacking": dict(lacking)}
 
 
 def constant_rule_by_group(rows: Sequence[Sweep]) -> float:
@@ -189,16 +224,21 @@ def simple_rules(data: Data) -> list[dict[str, Any]]:
         return max(gain, key=lambda d: gain[d])
 
     named: dict[str, Rule] = {
-        "always off": lambda s: 0, "always D = 3": lambda s: nearest(s, 3), "always D = 7": lambda s: nearest(s, 7),
-        "always the largest D": lambda s: nearest(s, 1e9), "AL/(1 + rho D), rho = draft layers / 40": rho,
+        "always off": lambda s: 0,
+        "always D = 3": lambda s: nearest(s, 3),
+        "always D = 7": lambda s: nearest(s, 7),
+        "always the largest D": lambda s: nearest(s, 1e9),
+        "AL/(1 + rho D), rho = draft layers / 40": rho,
         "AL/(1.2 + 0.1 D), tuned on these rows": lambda s: max(
             ((acceptance_of(a) / (1.2 + 0.1 * a["D"]) if a["D"] else 1.0), int(a["D"])) for a in s.arms
         )[1],
-    }  # fmt: skip
+    }
     out = []
     for name, rule in named.items():
         regrets = [regret_of(s, rule(s)) for s in rows]
-        out.append({"rule": name, "mean": float(np.mean(regrets)), "p90": quantile(regrets, 0.9), "within_3": float(np.mean([r <= 0.03 for r in regrets]))})
+        out.append(
+            {"rule": name, "mean": float(np.mean(regrets)), "p90": quantile(regrets, 0.9), "within_3": float(np.mean([r <= 0.03 for r in regrets]))}
+        )
     return out
 
 

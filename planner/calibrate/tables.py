@@ -1,0 +1,200 @@
+"""Reads the kernel tables of the Apache-2.0 package aiconfigurator-core (0.12.0) into plain arrays, one set of rows per stack.
+
+`root` is the unpacked `aiconfigurator_core/systems/data` folder. Files lie at <gpu>/<op>/<backend>/<version>/<name>_perf.parquet.
+pyarrow is needed only here (extra `tables`). Traps of the data that are handled here, so that no fit sees them:
+
+* vLLM fp8_block GEMMs were timed without CUDA graphs (80-150 us of launch): dropped, the other engines stand in.
+* TensorRT-LLM decode attention with more than 32 query heads per KV head falls to a slow kernel: dropped.
+* L40S decode attention faster than its memory (L2-warm): dropped.
+* `message_size` of collectives counts elements, not bytes (int8 takes half of the time of fp16); two SGLang files repeat TensorRT-LLM's.
+* Experts: only whole-rank rows (expert parallel 1) say how many experts were touched; DeepSeek's group-limited routing touches half of
+  them under the balanced load, and models without a gate run other programs in some engines: both dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Rows = dict[str, npt.NDArray[np.generic]]
+
+#: Folder name of a GPU in the tables -> our profile.
+GPUS = {
+    "a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm", "b200_sxm": "b200-sxm", "b300_sxm": "b300-sxm",
+    "gb200": "gb200", "gb300": "gb300", "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000",
+}  # fmt: skip
+ENGINES = ("vllm", "sglang", "trtllm")
+GEMM_DTYPES = {
+    "bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "sq": "int8", "int8_wo": "int8/bf16",
+    "int4_wo": "int4/bf16",
+}  # fmt: skip
+MOE_DTYPES = {
+    "bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int4_wo": "int4/bf16", "w4a16_mxfp4": "mxfp4/bf16",
+    "w4a8_mxfp4_mxfp8": "mxfp4/fp8",
+}  # fmt: skip
+KV_DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
+#: Models without a gate (two matrices) by (hidden, inter, top_k), in the expert tables.
+NO_GATE = {(2688, 1856, 6), (2048, 5120, 22), (8192, 5120, 22), (1024, 2688, 22)}
+
+
+class Stack(NamedTuple):
+    """Rows of one (GPU, engine, dtype)."""
+
+    gpu: str
+    engine: str
+    dtype: str
+    version: str
+    rows: Rows
+
+
+def version_key(version: str) -> tuple[tuple[int, str], ...]:
+    """Sorts 1.3.0rc9 before 1.3.0rc20."""
+    parts: list[tuple[int, str]] = []
+    for piece in version.replace("rc", ".").replace("post", ".").split("."):
+        parts.append((int(piece), "") if piece.isdigit() else (0, piece))
+    return tuple(parts)
+
+
+def read_parquet(path: Path) -> Rows:
+    """All columns of one table."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+
+
+def _files(root: Path, op: str, name: str) -> Iterator[tuple[str, str, str, Rows]]:
+    """(gpu, engine, version, rows) of every GPU we have a profile of, newest version first."""
+    for folder, gpu in GPUS.items():
+        for engine in ENGINES:
+            found = list((root / folder / op / engine).glob(f"*/{name}_perf.parquet"))
+            for path in sorted(found, key=lambda p: version_key(p.parent.name), reverse=True):
+                yield gpu, engine, path.parent.name, read_parquet(path)
+
+
+def _newest(root: Path, op: str, name: str, column: str, dtypes: dict[str, str]) -> Iterator[Stack]:
+    """One stack per dtype: the newest version that has it, rows of equal dtype only."""
+    seen: set[tuple[str, str, str]] = set()
+    for gpu, engine, version, rows in _files(root, op, name):
+        for raw in np.unique(rows[column].astype(str)):
+            key = (gpu, engine, raw)
+            if raw not in dtypes or key in seen:
+                continue
+            seen.add(key)
+            yield Stack(gpu, engine, dtypes[raw], version, select(rows, rows[column].astype(str) == raw))
+
+
+def select(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
+    """The rows where `mask` holds."""
+    return {name: values[mask] for name, values in rows.items()}
+
+
+def num(rows: Rows, *names: str) -> Array:
+    """A numeric column as float64, under the first of `names` that exists; missing values are 0."""
+    name = next(n for n in names if n in rows)
+    values = rows[name]
+    if values.dtype == object:
+        values = np.asarray([float(v) if v not in (None, "") else 0.0 for v in values])
+    return np.nan_to_num(values.astype(np.float64))
+
+
+def gemm_stacks(root: Path) -> Iterator[Stack]:
+    """Columns m, n, k, time_s."""
+    for s in _newest(root, "gemm", "gemm", "gemm_dtype", GEMM_DTYPES):
+        if s.engine == "vllm" and s.dtype == "fp8_block":
+            continue
+        rows: Rows = {c: num(s.rows, c) for c in "mnk"}
+        yield s._replace(rows={**rows, "time_s": num(s.rows, "latency") * 1e-3})
+
+
+def attention_stacks(root: Path, *, prefill: bool = False) -> Iterator[Stack]:
+    """Columns num_seqs, query_len, context_len, num_heads, num_kv_heads, head_dim, kernel, time_s; full attention only."""
+    name = "context_attention" if prefill else "generation_attention"
+    for s in _newest(root, "attention", name, "kv_cache_dtype", KV_DTYPES):
+        r = s.rows
+        heads, kv_heads = num(r, "num_heads"), num(r, "num_key_value_heads")
+        new = num(r, "isl") if prefill else np.ones_like(heads)
+        rows: Rows = {
+            "num_seqs": num(r, "batch_size"), "query_len": new, "context_len": num(r, "step") + new, "num_heads": heads,
+            "num_kv_heads": kv_heads, "head_dim": num(r, "head_dim"), "kernel": r["kernel_source"].astype(str),
+            "time_s": num(r, "latency") * 1e-3,
+        }  # fmt: skip
+        keep = (num(r, "window_size") == 0) & (kv_heads <= heads)
+        if s.engine == "trtllm" and not prefill:
+            keep &= heads / kv_heads <= 32
+        yield s._replace(rows=select(rows, keep))
+
+
+def mla_stacks(root: Path) -> Iterator[Stack]:
+    """Decode attention over a latent of 512 + 64: columns num_seqs, context_len, num_heads, time_s."""
+    for s in _newest(root, "mla", "generation_mla", "kv_cache_dtype", KV_DTYPES):
+        r = s.rows
+        rows: Rows = {
+            "num_seqs": num(r, "batch_size"), "context_len": num(r, "step") + 1.0, "num_heads": num(r, "num_heads"),
+            "time_s": num(r, "latency") * 1e-3,
+        }  # fmt: skip
+        yield s._replace(rows=rows)
+
+
+def moe_stacks(root: Path, distribution: str = "balanced") -> Iterator[Stack]:
+    """Columns num_tokens, width, ffn (of the rank), top_k, num_experts, touched, time_s; evenly spread tokens, gated experts."""
+    for s in _newest(root, "moe", "moe", "moe_dtype", MOE_DTYPES):
+        r = select(s.rows, s.rows["distribution"].astype(str) == distribution)
+        experts, ep, tokens, top_k = num(r, "num_experts"), num(r, "moe_ep_size"), num(r, "num_tokens"), num(r, "topk")
+        width, ffn = num(r, "hidden_size"), num(r, "inter_size")
+        no_gate = np.asarray([(h, i, k) in NO_GATE for h, i, k in zip(width, ffn, top_k, strict=True)], dtype=bool)
+        grouped = (width == 7168) & (ffn == 2048) & (experts == 256)
+        keep = ~grouped & ~no_gate & (ep == 1) & (ffn / num(r, "moe_tp_size") >= 64)
+        rows: Rows = {
+            "num_tokens": tokens, "width": width, "ffn": ffn / num(r, "moe_tp_size"), "top_k": top_k, "num_experts": experts,
+            "touched": np.minimum(experts, tokens * top_k), "time_s": num(r, "latency") * 1e-3,
+        }  # fmt: skip
+        yield s._replace(rows=select(rows, keep))
+
+
+def state_stacks(root: Path) -> Iterator[Stack]:
+    """Linear attention by step: columns num_seqs, query_len, heads, time_s (convolution and recurrence added up), prefill.
+
+    KDA has true query widths (verify); the state of a head is 128 x 128 in 32 bit.
+    """
+    merged: dict[tuple[str, str], list[tuple[Array, Array, Array, Array, Array]]] = {}
+    versions: dict[tuple[str, str], str] = {}
+    for op, name in (("kda", "kda"), ("linear_attention", "gdn")):
+        done: set[tuple[str, str]] = set()
+        for gpu, engine, version, r in _files(root, op, name):
+            if (gpu, engine) in done:
+                continue
+            done.add((gpu, engine))
+            versions[gpu, engine] = f"{versions.get((gpu, engine), '')} {name} {version}".strip()
+            merged.setdefault((gpu, engine), []).append(_sum_state_kernels(r))
+    for (gpu, engine), parts in merged.items():
+        cols = [np.concatenate(c) for c in zip(*parts, strict=True)]
+        rows: Rows = dict(zip(("num_seqs", "query_len", "heads", "prefill", "time_s"), cols, strict=True))
+        yield Stack(gpu, engine, "bf16", versions[gpu, engine], rows)
+
+
+def _sum_state_kernels(r: Rows) -> tuple[Array, Array, Array, Array, Array]:
+    """One row per step: the convolution plus the fastest recurrence measured for it."""
+    phase, source = r["phase"].astype(str), r["kernel_source"].astype(str)
+    seqs, length, heads, time = num(r, "batch_size"), num(r, "seq_len"), num(r, "num_v_heads"), num(r, "latency") * 1e-3
+    steps: dict[tuple[str, float, float, float], dict[str, float]] = {}
+    for i in range(len(time)):
+        query = length[i] if phase[i] != "generation" else 1.0
+        slot = steps.setdefault((phase[i], seqs[i], query, heads[i]), {})
+        conv = "conv" in source[i]
+        fused = "kda_decode" in source[i] or "fused_decode" in source[i]
+        name = "conv" if conv else "fused" if fused else "core"
+        slot[name] = min(slot.get(name, np.inf), time[i])
+    out = []
+    for (kind, b, q, h), slot in steps.items():
+        apart = slot["conv"] + slot["core"] if "conv" in slot and "core" in slot else np.inf
+        best = min(apart, slot.get("fused", np.inf))
+        if np.isfinite(best):
+            out.append((b, q, h, float(kind == "context"), best))
+    a = np.asarray(out, dtype=np.float64).reshape(-1, 5)
+    return a[:, 0], a[:, 1], a[:, 2], a[:, 3], a[:, 4]
