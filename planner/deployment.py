@@ -22,7 +22,7 @@ from planner.errors import InfeasibleError, InputError
 from planner.memory import cache_bytes, state_bytes, weight_bytes
 from planner.models.read import read_model
 from planner.models.spec import KvAttention, LatentAttention, ModelSpec
-from planner.ops import Dtypes, Layout, Network, Num, distinct
+from planner.ops import Dtypes, Layout, Network, Num, compress, distinct
 from planner.passes import PassPlan
 from planner.roofline import Machine, machine
 
@@ -32,6 +32,9 @@ QUANTISED = ("attn", "linear_attn", "mlp", "shared", "experts")
 RESERVED_FRAC = 0.02
 """Of usable memory for activations, CUDA graphs and collectives beyond the engine's own headroom (assumed)."""
 
+
+GRID_SIZE = 4096
+"""Arrays beyond this many points are grids with few distinct row counts: worth compressing."""
 
 MIN_CACHE_FRAC = 0.02
 LARGEST_MEMORY_FRAC = 0.97
@@ -131,6 +134,11 @@ class Deployment:
 
     def _graph(self, num_seqs: Num, query_len: Num) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         n, q = np.broadcast_arrays(np.asarray(num_seqs, dtype=np.float64), np.asarray(query_len, dtype=np.float64))
+        if n.size > GRID_SIZE:
+            top = float(q.max()) + 1.0
+            pairs, index = compress(n * top + q)
+            small, eager_small = self._graph(np.floor(pairs / top), pairs % top)
+            return small[index], eager_small[index]
         rows = n * q
         eager = np.full(rows.shape, self.config.eager)
         for width in distinct(query_len):

@@ -335,6 +335,17 @@ def distinct(values: Num) -> list[float]:
     return sorted(set(np.asarray(values, dtype=np.float64).ravel().tolist()))
 
 
+def compress(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Distinct whole numbers of an array and, for each element, the index of its own: values == distinct[index].
+
+    Costs that depend on few distinct row counts are computed once each and spread over a grid of a million points.
+    """
+    whole = values.astype(np.int64)
+    present = np.zeros(int(whole.max()) + 1, dtype=np.bool_)
+    present[whole] = True
+    return np.flatnonzero(present).astype(np.float64), (np.cumsum(present) - 1)[whole]
+
+
 def causal_mean(context_len: Num, query_len: Num, cap: int | None) -> Num:
     """Mean tokens a query row sees when `query_len` rows end a context: the last sees all, the first query_len - 1 fewer.
 

@@ -7,7 +7,7 @@ attention kernel that the engine uses there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -28,11 +28,15 @@ from planner.kernels import (
     moe_time,
     state_time,
 )
-from planner.ops import AllGather, AllReduce, AllToAll, ExpertsOp, Gemm, KvOp, LatentOp, Num, Op, StateOp, VectorOp
+from planner.ops import AllGather, AllReduce, AllToAll, ExpertsOp, Gemm, KvOp, LatentOp, Num, Op, StateOp, VectorOp, compress
 from planner.units import bytes_per_element
 
 #: Order of the parts of a pass; the words users see under "bound".
 PARTS = ("memory", "compute", "launch", "network")
+
+
+GRID_SIZE = 4096
+"""Row arrays beyond this many points are grids with few distinct values."""
 
 
 class PassTime(NamedTuple):
@@ -201,6 +205,18 @@ class Machine:
 
     def pass_time(self, ops: Sequence[Op]) -> PassTime:
         """Sum over operations; each one's time goes to the part that binds it."""
+        dense = [op for op in ops if isinstance(op, Gemm) and np.size(op.rows) > GRID_SIZE]
+        parts = self._sum([op for op in ops if op not in dense] if dense else ops)
+        by_rows: dict[int, list[Gemm]] = {}
+        for op in dense:
+            by_rows.setdefault(id(op.rows), []).append(op)
+        for same in by_rows.values():  # a grid has few distinct row counts: price each once
+            rows, index = compress(np.asarray(same[0].rows, dtype=np.float64))
+            few = self._sum([replace(op, rows=rows) for op in same])
+            parts = [p + (np.asarray(f)[index] if np.ndim(f) else f) for p, f in zip(parts, few, strict=True)]
+        return PassTime(*(np.asarray(x, dtype=np.float64) for x in parts))
+
+    def _sum(self, ops: Sequence[Op]) -> list[Num]:
         total: Num = 0.0
         memory: Num = 0.0
         compute: Num = 0.0
@@ -218,7 +234,7 @@ class Machine:
             by_memory = t.memory_s >= t.compute_s
             memory = memory + np.where(by_memory, spent - fixed, 0.0)
             compute = compute + np.where(by_memory, 0.0, spent - fixed)
-        return PassTime(*(np.asarray(x, dtype=np.float64) for x in (total, memory, compute, launch, network)))
+        return [total, memory, compute, launch, network]
 
 
 def gemm_key(weights_dtype: str, act_dtype: str, block_scaled: bool) -> str:
