@@ -13,7 +13,7 @@ from planner.edges import edges_of
 from planner.errors import DraftlineError
 from planner.kernels import padded_rows
 from planner.ops import AllGather, AllReduce, AllToAll, ExpertsOp, Gemm, KvOp, LatentOp, Op
-from planner.predict import predict_many
+from planner.prediction import predict_many
 from planner.roofline import Machine
 from planner.round import step_ops, verify_rows
 

@@ -16,7 +16,7 @@ from planner.cases import DRAFTER_KINDS, Case, parse_case
 from planner.deployment import Deployment, resolve
 from planner.drafters import drafters_for
 from planner.errors import DraftlineError, InfeasibleError, InputError
-from planner.predict import anchor_of
+from planner.prediction import anchor_of
 from planner.search import Arm, Grid, evaluate
 from planner.serving import Anchor, Traffic
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner.cases import Prediction
-from planner.predict import predict_many
+from planner.prediction import predict_many
 
 DATA = Path(__file__).parent / "data"
 CONFIGS = DATA / "configs"

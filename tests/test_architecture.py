@@ -32,10 +32,10 @@ LAYERS = (
     ("planner.round",),
     ("planner.serving", "planner.edges"),
     ("planner.search",),
-    ("planner.guidelines", "planner.schedule", "planner.export", "planner.predict", "planner.kernel_cases"),
+    ("planner.guidelines", "planner.schedule", "planner.export", "planner.prediction", "planner.kernel_cases"),
     ("planner.question", "planner.explain"),
     ("planner.recommend",),
-    ("planner.plan",),
+    ("planner.planning",),
     ("planner.report", "planner.validate", "planner.calibrate"),
     ("planner.cli", "planner"),
 )
@@ -92,7 +92,7 @@ def test_heavy_libraries_load_only_when_called() -> None:
 
 def test_plan_starts_light() -> None:
     code = (
-        "import sys\nfrom planner.cli.main import app\nfrom planner.plan import plan\nfrom planner.report.terminal import plan_text\n"
+        "import sys\nfrom planner.cli.main import app\nfrom planner.planning import plan\nfrom planner.report.terminal import plan_text\n"
         "plan_text(plan('Qwen/Qwen3-32B', 'h100', concurrency=(1, 8)))\n"
         f"print([m for m in {HEAVY!r} if m in sys.modules])"
     )

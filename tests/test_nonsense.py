@@ -10,8 +10,8 @@ import pytest
 from conftest import BASE, config, speculative
 
 from planner.errors import DraftlineError, InfeasibleError
-from planner.plan import plan
-from planner.predict import predict_lines, predict_many
+from planner.planning import plan
+from planner.prediction import predict_lines, predict_many
 
 NO_CONTEXT = {k: v for k, v in BASE.items() if k != "context_len"}
 MANY = {"n_gpus": 8, "tp": 8}

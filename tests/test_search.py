@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Plan, plan
-from planner.predict import predict
+from planner.planning import Plan, plan
+from planner.prediction import predict
 from planner.search import Cell, choose, pareto_front
 
 

@@ -125,7 +125,7 @@ def _plan_command(finish: Callable[..., None], name: str, text: str) -> None:
         as_json: Json = False,
         out: Out = None,
     ) -> None:
-        from planner.plan import answer
+        from planner.planning import answer
 
         question = plan_options(
             model,
@@ -216,7 +216,7 @@ def predict(cases: Annotated[Path, typer.Argument(help="JSON lines, one case eac
     Example: draftline predict cases.jsonl --out answers.jsonl
     """
     from planner.cli.options import read_text
-    from planner.predict import predict_lines
+    from planner.prediction import predict_lines
 
     _emit_lines(predict_lines(read_text(cases, "cases").splitlines()), out)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.plan import Plan
+from planner.planning import Plan
 from planner.report.verdict import drafter_name
 
 COLOURS = ("#2f6f4f", "#b4532a", "#3b5b92", "#8a6d1d", "#7a3b69", "#2b7a86", "#6b6b6b", "#a33a4a")

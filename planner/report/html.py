@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.export import settings_text
-from planner.plan import Plan
+from planner.planning import Plan
 from planner.report.figures import fragment, pareto_figure, speedup_figure
 from planner.report.terminal import _flip, _ranges
 from planner.report.verdict import drafter_name, verdict

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_profiles.schema import GpuProfile
 from planner.export import settings_text
-from planner.plan import Plan
+from planner.planning import Plan
 from planner.report.verdict import drafter_name, verdict
 from planner.units import si
 

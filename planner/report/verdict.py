@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.plan import Plan
+from planner.planning import Plan
 
 NAMES = {
     "external": "an external draft model",

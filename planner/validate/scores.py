@@ -17,7 +17,7 @@ import numpy as np
 from planner.acceptance.transfer import leave_out_table
 from planner.cases import Prediction
 from planner.kernel_cases import kernel_time
-from planner.predict import predict_many
+from planner.prediction import predict_many
 from planner.validate.rows import (
     Data,
     Sweep,

@@ -12,7 +12,7 @@ import pytest
 
 from planner.cases import Case
 from planner.deployment import resolve
-from planner.predict import predict_lines
+from planner.prediction import predict_lines
 from planner.serving import Traffic, serve
 
 

@@ -1,0 +1,281 @@
+"""`predict`: cases in, predictions out, in order; lines that share a deployment are computed together.
+
+It answers what was asked: D beyond the trained block is warned about and not clipped, sequences beyond memory queue, and what does not
+fit at all is an error that never carries a throughput.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.acceptance.survival import survival_from
+from planner.bands import band, spread
+from planner.cases import Baseline, Case, Prediction, parse_case
+from planner.deployment import Deployment, cached_resolve, deployment_key
+from planner.edges import edges_of
+from planner.errors import DraftlineError, InfeasibleError, InputError
+from planner.roofline import PARTS
+from planner.round import round_time
+from planner.serving import Anchor, Served, Traffic, plain, serve, solve_open_loop
+
+F = NDArray[np.float64]
+
+ANCHOR_ADDITIVE_SHARE = 0.5
+"""Of a baseline's excess over the model, the part that is taken as fixed time per round; the rest scales every cost."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One parsed line with its acceptance."""
+
+    index: int
+    case: Case
+    acceptance_len: float
+    acceptance_band: float
+    """log half-width from carrying AL to another D."""
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def predict(case: Mapping[str, Any] | Case) -> Prediction:
+    """One case. Raises DraftlineError."""
+    raw = case.model_dump(exclude_unset=True) if isinstance(case, Case) else case
+    answer = predict_many([raw])[0]
+    if isinstance(answer, DraftlineError):
+        raise answer
+    return answer
+
+
+def predict_many(cases: Sequence[object]) -> list[Prediction | DraftlineError]:
+    """Each case's prediction or its error, in order."""
+    answers: list[Prediction | DraftlineError | None] = [None] * len(cases)
+    groups: dict[str, list[tuple[int, Case]]] = {}
+    for i, raw in enumerate(cases):
+        try:
+            case = parse_case(raw, where=f"case {i + 1}")
+            assert isinstance(raw, Mapping)
+            groups.setdefault(deployment_key(raw), []).append((i, case))
+        except DraftlineError as error:
+            answers[i] = error
+    for key, members in groups.items():
+        try:
+            dep = cached_resolve(key)
+            _ = dep.memory
+        except DraftlineError as error:
+            for i, _case in members:
+                answers[i] = error
+            continue
+        asked: list[_Asked] = []
+        for i, case in members:
+            try:
+                asked.append(_acceptance(i, case, dep))
+            except DraftlineError as error:
+                answers[i] = error
+        if asked:
+            for a, answer in zip(asked, _predict_group(dep, asked), strict=True):
+                answers[a.index] = answer
+    return [a if a is not None else InputError("no answer") for a in answers]
+
+
+def predict_lines(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """JSON lines -> JSON objects: the prediction, or {"id", "error": {"type", "message"}}."""
+    raws: list[object] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            raws.append(json.loads(line))
+        except ValueError as error:
+            raws.append(InputError(f"line {number} is not valid JSON", got=line[:60], hint=f"{error}"))
+    parsed = [r if not isinstance(r, InputError) else None for r in raws]
+    out: list[dict[str, Any]] = []
+    for raw, answer in zip(raws, predict_many(parsed), strict=True):
+        problem = raw if isinstance(raw, DraftlineError) else answer
+        if isinstance(problem, DraftlineError):
+            out.append({"id": raw.get("id") if isinstance(raw, Mapping) else None, "error": error_object(problem)})
+        else:
+            assert isinstance(problem, Prediction)
+            out.append(problem.model_dump())
+    return out
+
+
+def error_object(error: DraftlineError) -> dict[str, str]:
+    return {"type": type(error).__name__, "message": str(error)}
+
+
+# ---------------------------------------------------------------- one group
+def _acceptance(index: int, case: Case, dep: Deployment) -> _Asked:
+    if case.draft_len == 0:
+        return _Asked(index, case, 1.0, 0.0)
+    assert dep.drafter is not None
+    warnings: list[str] = []
+    if dep.drafter.verify_width is not None and case.acceptance is None:
+        raise InputError(
+            "a tree (verify_width) needs its measured acceptance",
+            where="acceptance",
+            expected='{"acceptance_len": ..., "at_draft_len": ...}',
+            hint="Priors are for chains: give the tree's AL, or drop verify_width.",
+        )
+    if case.acceptance is None:
+        warnings.append("no acceptance given: the chat prior is used; measure one to trust the speedup")
+    survival = survival_from(case.acceptance, kind=dep.drafter.kind, max_draft_len=case.draft_len, block=dep.drafter.known_reach)
+    warnings += survival.warnings(case.draft_len)
+    al = float(survival.acceptance_len(case.draft_len))
+    return _Asked(index, case, al, survival.log_band(case.draft_len), (survival.basis,), (*warnings, *survival.notes))
+
+
+def _predict_group(dep: Deployment, asked: list[_Asked]) -> list[Prediction | DraftlineError]:
+    traffic = _traffic(asked)
+    d = np.asarray([a.case.draft_len for a in asked], dtype=np.float64)
+    al = np.asarray([a.acceptance_len for a in asked])
+    off = plain(dep)
+    anchor = _anchor(dep, asked)
+    load, load_off, saturated = _load(dep, off, asked, anchor)
+    served = serve(dep, concurrency=load, draft_len=d, acceptance_len=al, traffic=traffic, anchor=anchor)
+    base = serve(off, concurrency=load_off, draft_len=0.0, acceptance_len=1.0, traffic=traffic, anchor=anchor)
+    per_pass = np.ceil(np.ceil(served.num_seqs / dep.layout.dp) / dep.layout.pp)
+    step = round_time(off, per_pass, traffic.context_len, 0.0).round_s * np.asarray(anchor.scale) + np.asarray(anchor.add_s)
+    step, _ = np.broadcast_arrays(step, served.tpot_s)
+    answers: list[Prediction | DraftlineError] = []
+    for i, a in enumerate(asked):
+        if served.capacity_seqs[i] < 1:
+            need = float(dep.bytes_per_seq(np.asarray(traffic.context_len)[i], d[i]))
+            answers.append(
+                InfeasibleError(
+                    f"{dep.model.id}: one sequence of {np.asarray(traffic.context_len)[i]:.0f} tokens needs {need / 1e9:.2f} GB of cache per GPU and"
+                    f" {dep.memory.free / 1e9:.2f} GB are free. Use more GPUs, an 8-bit kv_dtype, or a shorter context."
+                )
+            )
+            continue
+        answers.append(_one(dep, a, _Row(i, served, float(base.tokens_per_s[i]), float(step[i]), bool(saturated[i]))))
+    return answers
+
+
+def _traffic(asked: list[_Asked]) -> Traffic:
+    cases = [a.case for a in asked]
+    output = np.asarray([np.inf if c.output_len is None else float(c.output_len) for c in cases])
+    inputs = np.asarray([1.0 if c.input_len is None else float(c.input_len) for c in cases])
+    context = np.asarray([float(c.context_len or 0) or (c.input_len or 1024) + (c.output_len or 0) / 2.0 for c in cases])
+    cached = np.asarray([float(c.cached_input_len) for c in cases])
+    return Traffic(context, inputs, output, cached, prefill_elsewhere=all(c.mode == "disagg" for c in cases))
+
+
+def anchor_of(dep: Deployment, case: Case) -> Anchor:
+    """How the baselines of one case correct the model."""
+    scale, add = _anchor_one(dep, case.baseline, _traffic([_Asked(0, case, 1.0, 0.0)]))
+    return Anchor(scale, add)
+
+
+def _anchor(dep: Deployment, asked: list[_Asked]) -> Anchor:
+    """Per line: how the given baselines correct the model (scale and added seconds per round); 1 and 0 without any."""
+    scale, add = np.ones(len(asked)), np.zeros(len(asked))
+    known: dict[tuple[object, ...], tuple[float, float]] = {}
+    for i, a in enumerate(asked):
+        if not a.case.baseline:
+            continue
+        c = a.case
+        key = (c.baseline, c.input_len, c.output_len, c.context_len, c.cached_input_len)
+        if key not in known:
+            known[key] = _anchor_one(dep, c.baseline, _traffic([a]))
+        scale[i], add[i] = known[key]
+    return Anchor(scale, add)
+
+
+def _anchor_one(dep: Deployment, baselines: tuple[Baseline, ...], traffic: Traffic) -> tuple[float, float]:
+    off = plain(dep)
+    logs, excess = [], []
+    for b in baselines:
+        target = dep if b.draft_len and dep.drafter is not None else off
+        s = serve(target, concurrency=b.concurrency, draft_len=b.draft_len, acceptance_len=b.acceptance_len, traffic=traffic)
+        ratio = b.tpot_s / float(s.tpot_s[0]) if b.tpot_s is not None else float(s.tokens_per_s[0]) / float(b.tokens_per_s or 1.0)
+        logs.append(np.log(ratio))
+        excess.append((ratio - 1.0) * float(s.round.round_s[0]))
+    ratio = float(np.exp(np.mean(logs)))
+    if ratio <= 1.0:  # faster than modelled: there is no negative overhead, so everything scales
+        return ratio, 0.0
+    return 1.0 + (ratio - 1.0) * (1.0 - ANCHOR_ADDITIVE_SHARE), ANCHOR_ADDITIVE_SHARE * float(np.mean(excess))
+
+
+def _load(dep: Deployment, off: Deployment, asked: list[_Asked], anchor: Anchor) -> tuple[F, F, NDArray[np.bool_]]:
+    """Requests in flight with and without speculation: given, or the open loop's fixed point."""
+    load = np.asarray([float(a.case.concurrency or 0) for a in asked])
+    load_off, saturated = load.copy(), np.zeros(len(asked), dtype=np.bool_)
+    for i, a in enumerate(asked):
+        rate = a.case.request_rate_per_s
+        if rate is None:
+            continue
+        own = Anchor(float(np.asarray(anchor.scale)[i]), float(np.asarray(anchor.add_s)[i]))
+        t = _traffic([a])
+        load[i], saturated[i] = solve_open_loop(
+            dep, rate_per_s=rate, draft_len=a.case.draft_len, acceptance_len=a.acceptance_len, traffic=t, anchor=own
+        )
+        load_off[i], _ = solve_open_loop(off, rate_per_s=rate, draft_len=0, acceptance_len=1.0, traffic=t, anchor=own)
+    return load, load_off, saturated
+
+
+class _Row(NamedTuple):
+    """One line's place in its group's arrays."""
+
+    position: int
+    served: Served
+    plain_tokens_per_s: float
+    step_s: float
+    saturated: bool
+
+
+def _one(dep: Deployment, a: _Asked, row: _Row) -> Prediction:
+    i, served = row.position, row.served
+    c, r = a.case, served.round
+
+    def at(x: F) -> float:
+        return float(np.broadcast_to(x, served.tpot_s.shape)[i])
+
+    tpot, rate = float(served.tpot_s[i]), float(served.tokens_per_s[i])
+    num_seqs, capacity = int(served.num_seqs[i]), int(min(served.capacity_seqs[i], 10**9))
+    speedup = rate / row.plain_tokens_per_s
+    regime = "anchored" if c.baseline else "default"
+    low, high = spread(tpot, band("tpot", regime), a.acceptance_band)
+    s_low, s_high = (1.0, 1.0) if c.draft_len == 0 and not dep.k0_tier else spread(speedup, band("speedup", regime), a.acceptance_band)
+    warnings = [*a.warnings, *dep.warnings, *dep.memory_notes]
+    if c.concurrency is not None and num_seqs < c.concurrency:
+        why = "memory" if capacity < min(c.concurrency, dep.max_num_seqs) else f"{dep.engine.name} running-request limit"
+        warnings.append(f"{num_seqs} of {c.concurrency} requests run at once ({why}); the rest queue")
+    if row.saturated:
+        warnings.append(f"the arrival rate {c.request_rate_per_s:g}/s exceeds what the deployment serves: the queue grows without bound")
+    eager = bool(np.broadcast_to(r.eager, served.tpot_s.shape)[i])
+    if eager and not dep.config.eager:
+        warnings.append("the pass is wider than the largest captured CUDA graph and runs eagerly: raise the capture size")
+    parts = {name: at(p) for name, p in zip(PARTS, r.parts[1:], strict=True)}
+    parts["host"] = at(r.overhead_s)
+    ttft = float(served.ttft_s[i] + served.queue_s[i])
+    return Prediction(
+        id=c.id,
+        tpot_s=tpot,
+        tpot_low_s=float(low),
+        tpot_high_s=float(high),
+        ttft_s=None if np.isnan(ttft) else ttft,
+        tokens_per_s=rate,
+        tokens_per_s_per_user=1.0 / tpot,
+        tokens_per_s_per_gpu=rate / (dep.layout.n_gpus + dep.extra_gpus),
+        round_s=at(r.round_s),
+        draft_s=at(r.draft_s),
+        verify_s=at(r.verify_s),
+        overhead_s=at(r.overhead_s),
+        target_step_s=row.step_s,
+        acceptance_len=a.acceptance_len,
+        speedup=speedup,
+        speedup_low=float(s_low),
+        speedup_high=float(s_high),
+        bound=max(parts, key=lambda k: parts[k]),
+        num_seqs=num_seqs,
+        capacity_seqs=capacity,
+        edges=edges_of(dep, num_seqs, c.draft_len),
+        assumptions=(*a.notes, *dep.assumptions),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
