@@ -103,6 +103,8 @@ def _stacks(op: str, gpu: GpuProfile, engine: str, keys: tuple[str, ...]) -> Ite
                 if key in own.get(op, {}).get(name, {}):
                     yield _Stack("own", gpu.id, name, key, own[op][name][key])
     tables, engines = _file()["gpus"], ENGINES.get(engine, ENGINES["vllm"])
+    if op in COLLECTIVES and engines:
+        engines = (*engines, "nccl")
     for place, names in (("exact", (gpu.id,)), ("sibling", SIBLINGS.get(gpu.arch, ()))):
         for key in keys:
             for name in names:
@@ -133,13 +135,14 @@ def kernel_fit(op: str, gpu: GpuProfile, engine: str, dtype: str) -> Fitted[Any]
 def _build(op: str, stack: _Stack, gpu: GpuProfile, peak: str) -> Any:
     data, file = stack.data, _file()
     if op in COLLECTIVES:
-        link = data["link"] / gpu.link_bytes_per_s if stack.distance == "sibling" else 1.0
+        link = data["link"] / gpu.link_bytes_per_s if stack.distance == "sibling" else 1.0  # a slower link, a longer time
         return CommFit.from_table(data["ranks"], file["comm_bytes"], data["us"], max(link, 1.0))
-    p = dict(zip(file["params"][op], data["p"], strict=True)) if isinstance(data["p"], list) else dict(data["p"])
+    # attention stacks without prefill tables leave their last names out
+    p = dict(zip(file["params"][op], data["p"], strict=False)) if isinstance(data["p"], list) else dict(data["p"])
     match op:
         case "gemm":
             nodes = tuple(data.get("step_m", file["step_m"]))
-            steps = tuple(v / 1000.0 for v in data["step"])
+            steps = tuple(v / 1000.0 for v in data["step"])  # stored in thousandths of log units
             return GemmFit.from_params(p, gpu, peak, nodes if steps else (), steps)
         case "moe":
             return MoeFit.from_params(p, gpu, peak)

@@ -1,252 +1,252 @@
-"""Fits the kernel models to tables of measured kernels and writes gpu_profiles/fitted/kernels.json.
+"""Fits every stack of the public kernel tables and writes gpu_profiles/fitted/kernels.json.
 
     python -m planner.calibrate.kernel_fit DIR        DIR = the unpacked aiconfigurator_core/systems/data folder
 
-Robust least squares (soft_l1) on log time, one fit per (GPU, engine, dtype) with few parameters, never per model or shape. Half of the
-shapes are fitted and the other half predicted, which gives the error and the band; the shipped numbers are then fitted on all of them.
-The model fitted is planner.kernels itself, so that a formula is written once. scipy and pyarrow are loaded when called.
+One fit per (GPU, engine, dtype) with few parameters, never per model or shape. Half of the shapes are fitted and the other half
+predicted, which gives the error and the band; the shipped numbers are then fitted on all of them. kernels_report.json keeps the
+standard errors, the numbers that the rows do not identify, and the errors. Files by one name in the package, `*sample.csv`, hold
+end-to-end runs and are none of this module's business.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gpu_profiles.fits import compute_dtype
-from gpu_profiles.load import load_attention_kernel, load_engine, load_gpu
-from gpu_profiles.schema import AttentionKernel, GpuProfile
+from gpu_profiles.load import load_gpu
+from gpu_profiles.schema import GpuProfile
 from planner.calibrate import comm_tables, tables
+from planner.calibrate.kernel_models import (
+    MOE,
+    PREFILL,
+    SPECS,
+    STATE,
+    STEP_M,
+    STREAM,
+    Fit,
+    Predict,
+    Spec,
+    engine_kernel,
+    fit_gemm,
+    gemm_bytes,
+    halves,
+    main_kernel,
+    mix,
+    predict_attention,
+    predict_mla,
+    predict_moe,
+    predict_state,
+    robust_fit,
+    run_gemm,
+    thin,
+)
 from planner.calibrate.tables import Array, Rows, Stack, num, select
-from planner.kernels import AttentionFit, GemmFit, MoeFit, StateFit, attention_time, gemm_time, mla_time, moe_time, state_time
 from planner.units import bytes_per_element
 
 SOURCE = "aiconfigurator-core 0.12.0"
 OUT = Path(__file__).parents[2] / "gpu_profiles" / "fitted"
-#: Residuals beyond this many log units weigh like their size, not like its square.
-ROBUST_SCALE = 0.04
-#: A log standard error above this means that the rows do not identify the number.
-UNIDENTIFIED = 0.7
-#: M at which the step factor of a GEMM is fitted: both sides of every tile edge, sparse between.
-STEP_M = (
-    1, 2, 4, 8, 15, 16, 17, 24, 32, 33, 48, 64, 65, 96, 97, 128, 129, 160, 192, 193, 224, 256, 257, 384, 385, 512, 513, 640, 768, 769,
-    1024, 1025, 1280, 1281, 1536, 1537, 2048, 2049, 2560, 3072, 4096, 4097, 8192, 32768,
-)  # fmt: skip
-
-#: name: (start, lower, upper). Shares of peaks, seconds, tokens, bytes.
-Spec = Mapping[str, tuple[float, float, float]]
-GEMM: Spec = {
-    "fixed_s": (3e-6, 5e-7, 3e-5), "per_k_s": (1e-9, 1e-11, 1e-8), "k_split": (3000.0, 200.0, 1e6), "latency_knee": (2.0, 1.0, 10.0),
-    "bandwidth": (0.85, 0.3, 1.0), "flop": (0.6, 0.05, 1.0), "knee": (4.0, 1.0, 16.0), "wave_cap": (1.0, 1e-2, 20.0),
-    "wave_share": (0.2, 1e-3, 1.5), "warm_share": (0.2, 1e-4, 0.6), "quant_bytes": (1.0, 1e-2, 60.0),
-}  # fmt: skip
-STREAM: Spec = {
-    "fixed_s": (7e-6, 5e-7, 8e-5), "wave_s": (2e-6, 1e-8, 5e-5), "cta_bandwidth": (2.0, 0.2, 10.0), "bandwidth": (0.9, 0.2, 1.0),
-    "l2_share": (0.7, 0.02, 3.0), "l2_sharp": (5.0, 1.0, 12.0), "stream_knee": (2.0, 1.0, 8.0), "flop": (0.5, 0.02, 1.0),
-    "knee": (2.5, 1.0, 8.0), "split_s": (1e-6, 1e-9, 1e-4), "split_tokens": (256.0, 32.0, 4096.0), "max_splits": (20.0, 1.0, 512.0),
-    "max_splits_single": (20.0, 1.0, 512.0), "ramp_s": (5e-6, 1e-8, 6e-5), "ramp_bytes": (2e7, 2e6, 3e8),
-}  # fmt: skip
-PREFILL: Spec = {
-    "prefill_flop": (0.55, 0.02, 1.0), "prefill_fixed_s": (8e-6, 5e-7, 1e-4), "prefill_keys": (128.0, 1.0, 4096.0),
-    "prefill_fill": (0.7, 0.05, 1.5),
-}  # fmt: skip
-MOE: Spec = {
-    "fixed_s": (2e-5, 1e-6, 3e-4), "row_bytes": (4.0, 1e-2, 200.0), "per_expert_s": (5e-8, 1e-10, 5e-6), "bandwidth": (0.8, 0.1, 1.0),
-    "flop": (0.5, 0.02, 1.0), "tile_rows": (32.0, 1.0, 256.0), "knee": (3.0, 1.0, 16.0),
-}  # fmt: skip
-STATE: Spec = {
-    "fixed_s": (8e-6, 5e-7, 3e-4), "bandwidth": (0.75, 0.05, 1.0), "flop": (0.1, 1e-3, 1.0), "token_share": (0.6, 0.02, 3.0),
-}  # fmt: skip
-SPECS: dict[str, Spec] = {"gemm": GEMM, "attention": {**STREAM, **PREFILL}, "mla": STREAM, "moe": MOE, "state": STATE}
-
-Predict = Callable[[Mapping[str, float]], Array]
+#: Shapes on the common grid of the tables: below, kernels are launch bound and of other kinds.
+GEMM_LEAST = 1024
+Mask = npt.NDArray[np.bool_]
 
 
-class Fit(NamedTuple):
-    """Best parameters, their standard errors as log units, and the names that the rows do not identify."""
+@dataclass(frozen=True)
+class Job:
+    """One stack to fit: its model, what may not be split between the halves, and the rows that the error is told of."""
 
-    params: dict[str, float]
-    stderr: dict[str, float]
-    unidentified: tuple[str, ...]
+    op: str
+    stack: Stack
+    gpu: GpuProfile
+    spec: Spec
+    predict: Callable[[Rows], Predict]
+    key: Callable[[Rows], npt.NDArray[np.generic]]
+    judged: Callable[[Rows], Mask]
+    weight: Callable[[Rows], Array] = lambda r: np.ones(len(r["time_s"]))
+    most: int = 4000
+    starts: int = 3
 
+    def fit(self, rows: Rows) -> tuple[Fit, list[float]]:
+        """Numbers (and step factors, for a GEMM) of these rows."""
+        rows = thin(rows, self.most)
+        if self.op == "gemm":
+            return fit_gemm(rows, self.gpu, self.stack.dtype)
+        return robust_fit(self.spec, self.predict(rows), num(rows, "time_s"), self.weight(rows), self.starts), []
 
-def robust_fit(spec: Spec, predict: Predict, time_s: Array, weight: Array, starts: int = 2) -> Fit:
-    """Parameters that bring log predict(params) nearest to log time_s."""
-    from scipy.optimize import least_squares
-
-    names = list(spec)
-    start, low, high = (np.log([spec[n][i] for n in names]) for i in range(3))
-    target, root = np.log(time_s), np.sqrt(weight)
-
-    def residual(x: Array) -> Array:
-        return np.asarray(root * (np.log(predict(dict(zip(names, np.exp(x), strict=True)))) - target), dtype=np.float64)
-
-    rng, best = np.random.default_rng(0), None
-    for i in range(starts):
-        x0 = np.clip(start + (rng.normal(0.0, 0.6, len(names)) if i else 0.0), low + 1e-6, high - 1e-6)
-        found = least_squares(residual, x0, loss="soft_l1", f_scale=ROBUST_SCALE, bounds=(low, high), max_nfev=80, x_scale=0.3)
-        if best is None or found.cost < best.cost:
-            best = found
-    assert best is not None
-    scale = 1.4826 * float(np.median(np.abs(best.fun)))
-    cov = np.linalg.pinv(best.jac.T @ best.jac) * max(scale, 1e-3) ** 2
-    error = np.sqrt(np.maximum(np.diag(cov), 0.0))
-    flat = np.linalg.norm(best.jac, axis=0) < 1e-6 * np.sqrt(len(target))
-    edge = (best.x - low < 1e-3) | (high - best.x < 1e-3)
-    weak = [n for n, e, f, b in zip(names, error, flat, edge, strict=True) if f or b or e > UNIDENTIFIED]
-    params = {n: float(f"{v:.4g}") for n, v in zip(names, np.exp(best.x), strict=True)}
-    return Fit(params, {n: float(f"{e:.2g}") for n, e in zip(names, error, strict=True)}, tuple(weak))
+    def times(self, rows: Rows, fit: Fit, steps: list[float]) -> Array:
+        """Predicted seconds of these rows."""
+        if self.op == "gemm":
+            return run_gemm(rows, self.gpu, self.stack.dtype, fit.params, np.asarray(steps)).time_s
+        return self.predict(rows)(fit.params)
 
 
-def halves(key: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """True for a random half of the distinct keys: a shape is fitted or predicted, never both."""
-    values, index = np.unique(key, return_inverse=True)
-    chosen = np.random.default_rng(1).permutation(len(values)) < len(values) / 2.0
-    return np.asarray(chosen[index], dtype=bool)
+class Outcome(NamedTuple):
+    """Fit on all rows; errors of a fit on half of the shapes, on that half and on the other one."""
+
+    fit: Fit
+    steps: list[float]
+    fitted: tuple[float, float]
+    """Median and 90th percentile of |predicted / measured - 1|."""
+    held_out: tuple[float, float]
+    band: tuple[float, float]
+    """Measured / predicted at the 10th and 90th percentile of the other half."""
 
 
-def thin(rows: Rows, most: int) -> Rows:
-    """At most `most` rows, drawn once and for all."""
-    n = len(rows["time_s"])
-    if n <= most:
-        return rows
-    return select(rows, np.random.default_rng(0).permutation(n) < most)
+def run_job(job: Job) -> Outcome:
+    """Fits a half and judges it on the other, then fits all."""
+    half = halves(job.key(job.stack.rows))
+    mine, other = select(job.stack.rows, half), select(job.stack.rows, ~half)
+    found = job.fit(mine)
+    fitted, _ = score(job.times(mine, *found), num(mine, "time_s"), job.judged(mine))
+    held_out, band = score(job.times(other, *found), num(other, "time_s"), job.judged(other))
+    return Outcome(*job.fit(job.stack.rows), fitted, held_out, band)
 
 
-def mix(*columns: Array) -> npt.NDArray[np.generic]:
-    """One key per combination of values."""
-    key = np.zeros(len(columns[0]))
-    for c in columns:
-        key = key * 1009.0 + np.unique(c, return_inverse=True)[1]
-    return key
+def score(predicted: Array, truth: Array, judged: Mask) -> tuple[tuple[float, float], tuple[float, float]]:
+    """((median, p90) of the absolute error, (10th, 90th percentile) of measured / predicted)."""
+    ratio = (truth / predicted)[judged]
+    median, p90 = np.quantile(np.abs(1.0 / ratio - 1.0), [0.5, 0.9])
+    low, high = np.quantile(ratio, [0.1, 0.9])
+    return (short(median), short(p90)), (short(low), short(high))
 
 
-# ---- GEMM ----------------------------------------------------------------------------------------------------------------------
+def short(value: float) -> float:
+    """Three digits: the file stays small and diffs readable."""
+    return float(f"{value:.3g}")
 
 
-def gemm_bytes(dtype: str) -> tuple[float, float]:
-    """(weight, activation) bytes per element of a stack name such as fp8_block or int4/bf16."""
-    weights, _, act = dtype.replace("_block", "").partition("/")
-    return bytes_per_element(weights), bytes_per_element(act or weights)
+# ---- one job per stack ---------------------------------------------------------------------------------------------------------
 
 
-def fit_gemm(rows: Rows, gpu: GpuProfile, dtype: str) -> tuple[Fit, list[float]]:
-    """Parameters and the log of the step factor at STEP_M, by turns."""
-    m, n, k, t = (num(rows, c) for c in ("m", "n", "k", "time_s"))
-    weight_bytes, act_bytes = gemm_bytes(dtype)
-    peak = compute_dtype("gemm", dtype, gpu)
-    basis, steps = hat_basis(np.log(m), np.log(np.asarray(STEP_M, dtype=np.float64))), np.zeros(len(STEP_M))
-    # weights that fill the GPU count most; beyond M = 1100 prefill, where a rougher answer serves
-    weight = np.where(m <= 1100, 1.0, 0.4) * np.where(n * k * weight_bytes >= 16e6, 1.0, 0.5)
-    step_m = tuple(float(v) for v in STEP_M)
-
-    def run(p: Mapping[str, float], log_steps: Array) -> Any:
-        fit = GemmFit.from_params(p, gpu, peak, step_m, tuple(log_steps))
-        return gemm_time(m, n, k, fit, weight_bytes_per_element=weight_bytes, act_bytes_per_element=act_bytes)
-
-    spec: Spec = GEMM
-    for turn in range(3):
-        now = steps
-        found = robust_fit(spec, lambda p, now=now: run(p, now).time_s, t, weight, starts=2 if turn == 0 else 1)  # type: ignore[misc]
-        spec = {name: (found.params[name], low, high) for name, (_, low, high) in GEMM.items()}
-        result = run(found.params, np.zeros(len(STEP_M)))
-        body = result.time_s - result.fixed_s
-        wanted = np.log(np.maximum(t - result.fixed_s, 0.2 * body) / body)
-        steps = hat_fit(basis, wanted, weight * (body / result.time_s) ** 2)
-    return found, [float(f"{v:.3f}") for v in steps]
+def gemm_job(s: Stack) -> Job:
+    """Weights that fill the GPU (16 MB) and at most 4096 rows are what the error is told of."""
+    size = gemm_bytes(s.dtype)[0]
+    kept = select(s.rows, (num(s.rows, "n") >= GEMM_LEAST) & (num(s.rows, "k") >= GEMM_LEAST))
+    return Job(
+        "gemm", s._replace(rows=kept), load_gpu(s.gpu), SPECS["gemm"], lambda r: lambda p: np.empty(0), most=6000,
+        key=lambda r: mix(num(r, "n"), num(r, "k")), judged=lambda r: (num(r, "m") <= 4096) & (num(r, "n") * num(r, "k") * size >= 16e6),
+    )  # fmt: skip
 
 
-def hat_basis(x: Array, nodes: Array) -> Array:
-    """Weights of linear interpolation: row i holds how much each node counts at x[i]."""
-    x = np.clip(x, nodes[0], nodes[-1])
-    j = np.clip(np.searchsorted(nodes, x, side="right") - 1, 0, len(nodes) - 2)
-    share = (x - nodes[j]) / (nodes[j + 1] - nodes[j])
-    basis = np.zeros((len(x), len(nodes)))
-    basis[np.arange(len(x)), j] = 1.0 - share
-    basis[np.arange(len(x)), j + 1] += share
-    return basis
+def attention_job(s: Stack) -> Job:
+    """Contexts from 512 and head dim 128, as fixed costs rule below."""
+    gpu = load_gpu(s.gpu)
+    kernel, rows = engine_kernel(s, gpu, "gqa"), main_kernel(s.rows)
+    if s.gpu == "l40s":  # KV that fits into its large L2 was read from there: no memory speed to see
+        kv = num(rows, "num_seqs") * num(rows, "context_len") * num(rows, "num_kv_heads") * num(rows, "head_dim") * 2.0
+        rows = select(rows, kv * bytes_per_element(s.dtype) / gpu.bytes_per_s < num(rows, "time_s"))
+    return Job(
+        "attention", s._replace(rows=rows), gpu, STREAM, lambda r: predict_attention(r, gpu, s.dtype, kernel),
+        key=lambda r: mix(*(num(r, c) for c in ("num_seqs", "num_heads", "num_kv_heads", "head_dim"))),
+        judged=lambda r: (num(r, "context_len") >= 512) & (num(r, "head_dim") == 128), most=5000, starts=4,
+        weight=lambda r: np.where(num(r, "context_len") >= 512, 1.0, 0.25) * np.where(num(r, "head_dim") == 128, 1.0, 0.3),
+    )  # fmt: skip
 
 
-def hat_fit(basis: Array, wanted: Array, weight: Array) -> Array:
-    """Node values nearest to `wanted` in a robust sense; nodes without rows stay between their neighbours' pull and 0."""
-    values = np.zeros(basis.shape[1])
-    for _ in range(10):
-        error = (wanted - basis @ values) * np.sqrt(weight)
-        w = weight / np.sqrt(1.0 + (error / ROBUST_SCALE) ** 2)
-        values = np.linalg.solve(basis.T @ (basis * w[:, None]) + 0.3 * np.eye(len(values)), basis.T @ (w * wanted))
-    return values
+def mla_job(s: Stack) -> Job:
+    gpu = load_gpu(s.gpu)
+    kernel = engine_kernel(s, gpu, "mla")
+    return Job(
+        "mla", s, gpu, STREAM, lambda r: predict_mla(r, gpu, s.dtype, kernel), key=lambda r: mix(num(r, "num_seqs"), num(r, "num_heads")),
+        judged=lambda r: num(r, "context_len") >= 512, starts=4,
+    )  # fmt: skip
 
 
-# ---- attention -----------------------------------------------------------------------------------------------------------------
+def moe_job(s: Stack) -> Job:
+    gpu = load_gpu(s.gpu)
+    return Job(
+        "moe", s, gpu, MOE, lambda r: predict_moe(r, gpu, s.dtype), key=lambda r: mix(*(num(r, c) for c in ("width", "ffn", "num_experts"))),
+        judged=lambda r: num(r, "num_tokens") <= 4096,
+    )  # fmt: skip
 
 
-def engine_kernel(stack: Stack, gpu: GpuProfile, kind: str) -> AttentionKernel:
-    """The tile descriptor that plans use for this engine and architecture: fit and use must agree."""
-    return load_attention_kernel(load_engine(stack.engine).attention_kernel_id(gpu.arch, kind))
+def state_job(s: Stack) -> Job:
+    """The error is told of decode and verify rows."""
+    gpu = load_gpu(s.gpu)
+    return Job(
+        "state", s, gpu, STATE, lambda r: predict_state(r, gpu), key=lambda r: mix(num(r, "num_seqs"), num(r, "heads")),
+        judged=lambda r: num(r, "prefill") == 0,
+    )  # fmt: skip
 
 
-def predict_attention(rows: Rows, gpu: GpuProfile, dtype: str, kernel: AttentionKernel) -> Predict:
-    """Seconds of the rows as a benchmark measures them. Rows of one head dim at a time, as tiles depend on it."""
-    dims = num(rows, "head_dim")
-    parts = [(int(d), dims == d) for d in np.unique(dims)]
-
-    def predict(p: Mapping[str, float]) -> Array:
-        fit, out = AttentionFit.from_params(p, gpu, compute_dtype("attention", dtype, gpu)), np.empty(len(dims))
-        for dim, mask in parts:
-            r = select(rows, mask)
-            out[mask] = attention_time(
-                num(r, "num_seqs"), num(r, "query_len"), num(r, "context_len"), num_heads=num(r, "num_heads"),
-                num_kv_heads=num(r, "num_kv_heads"), head_dim=dim, kv_bytes_per_element=bytes_per_element(dtype), fit=fit, kernel=kernel,
-                repeated=True,
-            ).time_s  # fmt: skip
-        return out
-
-    return predict
+def with_prefill(done: Outcome, more: Stack) -> Outcome:
+    """Adds the four prefill numbers of attention to a decode fit."""
+    gpu, rows = load_gpu(more.gpu), main_kernel(more.rows)
+    rows = thin(select(rows, num(rows, "query_len") > 32), 3000)
+    if len(rows["time_s"]) < tables.FEWEST_ROWS:
+        return done
+    base, predict = done.fit.params, predict_attention(rows, gpu, more.dtype, engine_kernel(more, gpu, "gqa"))
+    f = robust_fit(PREFILL, lambda p: predict({**base, **p}), num(rows, "time_s"), np.ones(len(rows["time_s"])))
+    params, error = {**base, **f.params}, {**done.fit.stderr, **f.stderr}
+    return done._replace(fit=Fit(params, error, (*done.fit.unidentified, *f.unidentified)))
 
 
-def predict_mla(rows: Rows, gpu: GpuProfile, dtype: str, kernel: AttentionKernel) -> Predict:
-    def predict(p: Mapping[str, float]) -> Array:
-        return mla_time(
-            num(rows, "num_seqs"), 1.0, num(rows, "context_len"), num_heads=num(rows, "num_heads"), kv_rank=512, rope_dim=64,
-            kv_bytes_per_element=bytes_per_element(dtype), fit=AttentionFit.from_params(p, gpu, compute_dtype("mla", dtype, gpu)),
-            kernel=kernel, repeated=True,
-        ).time_s  # fmt: skip
-
-    return predict
+# ---- everything ----------------------------------------------------------------------------------------------------------------
 
 
-def main_kernel(rows: Rows) -> Rows:
-    """Rows of the kernel that serves head dim 128 (others, for odd head dims, are other programs); 128 mostly."""
-    usual = num(rows, "head_dim") == 128
-    names, counts = np.unique(rows["kernel"][usual].astype(str), return_counts=True)
-    return select(rows, (rows["kernel"].astype(str) == names[np.argmax(counts)]) & (num(rows, "head_dim") <= 256))
+def outcomes(root: Path, ops: tuple[str, ...]) -> Iterator[tuple[Job, Outcome]]:
+    """Every stack of the tables, fitted."""
+    makers: dict[str, tuple[Callable[[Path], Iterator[Stack]], Callable[[Stack], Job]]] = {
+        "gemm": (tables.gemm_stacks, gemm_job), "attention": (tables.attention_stacks, attention_job), "mla": (tables.mla_stacks, mla_job),
+        "moe": (tables.moe_stacks, moe_job), "state": (tables.state_stacks, state_job),
+    }  # fmt: skip
+    prefill = {s[:3]: s for s in tables.attention_stacks(root, prefill=True)} if "attention" in ops else {}
+    for op in ops:
+        read, make = makers[op]
+        for stack in read(root):
+            job = make(stack)
+            done = run_job(job)
+            yield job, with_prefill(done, prefill[stack[:3]]) if op == "attention" and stack[:3] in prefill else done
 
 
-# ---- experts and state ---------------------------------------------------------------------------------------------------------
+def fit_all(root: Path, ops: tuple[str, ...] = ("gemm", "attention", "mla", "moe", "state")) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the content of kernels.json, of kernels_report.json) from the tables under `root`."""
+    gpus: dict[str, Any] = {}
+    report: dict[str, Any] = {}
+    for job, done in outcomes(root, ops):
+        s, names = job.stack, list(SPECS[job.op])
+        entry: dict[str, Any] = {"p": [done.fit.params[n] for n in names if n in done.fit.params], "band": list(done.band)}
+        if job.op == "gemm":
+            entry["step"] = [round(1000.0 * v) for v in done.steps]
+        gpus.setdefault(s.gpu, {}).setdefault(job.op, {}).setdefault(s.engine, {})[s.dtype] = entry
+        report[f"{job.op} {s.gpu} {s.engine} {s.dtype}"] = {
+            "version": s.version, "rows": len(s.rows["time_s"]), "fitted": list(done.fitted), "held_out": list(done.held_out),
+            "stderr_log": done.fit.stderr, "unidentified": list(done.fit.unidentified),
+        }  # fmt: skip
+    for op, stacks in _collectives(root):
+        for s in stacks:
+            gpus.setdefault(s.gpu, {}).setdefault(op, {}).setdefault(s.engine, {})["bf16"] = {
+                "ranks": [int(n) for n in s.rows["ranks"]], "us": s.rows["us"].tolist(), "band": [0.75, 1.35],
+                "link": load_gpu(s.gpu).link_bytes_per_s,
+            }  # fmt: skip
+    about = {
+        "schema_version": 1, "source": SOURCE, "license": "Apache-2.0, NVIDIA CORPORATION & AFFILIATES (measured tables)",
+        "params": {op: list(spec) for op, spec in SPECS.items()}, "step_m": list(STEP_M), "comm_bytes": comm_tables.GRID.tolist(),
+    }  # fmt: skip
+    return {**about, "gpus": gpus}, {"source": SOURCE, "stacks": report}
 
 
-def predict_moe(rows: Rows, gpu: GpuProfile, dtype: str) -> Predict:
-    weight_bytes, peak = gemm_bytes(dtype)[0], compute_dtype("moe", dtype, gpu)
-
-    def predict(p: Mapping[str, float]) -> Array:
-        return moe_time(
-            num(rows, "num_tokens"), top_k=num(rows, "top_k"), width=num(rows, "width"), ffn=num(rows, "ffn"),
-            experts_touched=num(rows, "touched"), fit=MoeFit.from_params(p, gpu, peak), weight_bytes_per_element=weight_bytes,
-        ).time_s  # fmt: skip
-
-    return predict
+def _collectives(root: Path) -> Iterator[tuple[str, Iterator[Stack]]]:
+    yield "allreduce", comm_tables.nccl_stacks(root, "all_reduce")
+    yield "allreduce", comm_tables.allreduce_stacks(root)
+    yield "allgather", comm_tables.nccl_stacks(root, "all_gather")
+    yield "alltoall", comm_tables.nccl_stacks(root, "alltoall")
+    yield "alltoall", comm_tables.alltoall_stacks(root)
 
 
-def predict_state(rows: Rows, gpu: GpuProfile) -> Predict:
-    b, q, h = num(rows, "num_seqs"), num(rows, "query_len"), num(rows, "heads")
+def write(root: Path, folder: Path = OUT) -> None:
+    """Re-makes the two shipped files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fits, report = fit_all(root)
+    (folder / "kernels.json").write_text(json.dumps(fits, separators=(",", ":")) + "\n", encoding="utf-8")
+    (folder / "kernels_report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
-    def predict(p: Mapping[str, float]) -> Array:
-        fit = StateFit.from_params(p, gpu, compute_dtype("state", "bf16", gpu))
-        return state_time(b, q, h * 128.0 * 128.0 * 4.0, 8.0 * b * q * h * 128.0 * 128.0, fit).time_s
 
-    return predict
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
