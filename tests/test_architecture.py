@@ -187,10 +187,10 @@ def test_no_model_name_is_special_cased_in_the_cost_code() -> None:
         "draft",
         "bands",
         "edges",
-        "predict",
+        "prediction",
         "question",
         "recommend",
-        "plan",
+        "planning",
     )
     for stem in cost:
         tree = ast.parse((ROOT / "planner" / f"{stem}.py").read_text(encoding="utf-8"))
