@@ -126,6 +126,8 @@ class AttentionKernel:
     tokens_per_cta: bool = False
     """A tile holds whole tokens: floor(tile/G) of them."""
     split_kv_multi_query: bool = True
+    unsplit_token_s: float = 0.0
+    """Seconds a CTA takes per KV token when it walks the whole context alone (1+D > 1 without a split)."""
     """The context is still split over CTAs when 1+D > 1."""
     per_token_rows: bool = False
     """One CTA row per token: cost linear in 1+D."""

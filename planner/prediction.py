@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from planner.acceptance.survival import survival_from
 from planner.bands import band, spread
-from planner.cases import Baseline, Case, Prediction, parse_case
+from planner.cases import Case, Prediction, parse_case
 from planner.deployment import Deployment, cached_resolve, deployment_key
 from planner.edges import edges_of
 from planner.errors import DraftlineError, InfeasibleError, InputError
@@ -25,9 +25,6 @@ from planner.round import round_time
 from planner.serving import Anchor, Served, Traffic, plain, serve, solve_open_loop
 
 F = NDArray[np.float64]
-
-ANCHOR_ADDITIVE_SHARE = 0.5
-"""Of a baseline's excess over the model, the part that is taken as fixed time per round; the rest scales every cost."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ def _predict_group(dep: Deployment, asked: list[_Asked]) -> list[Prediction | Dr
     served = serve(dep, concurrency=load, draft_len=d, acceptance_len=al, traffic=traffic, anchor=anchor)
     base = serve(off, concurrency=load_off, draft_len=0.0, acceptance_len=1.0, traffic=traffic, anchor=anchor)
     per_pass = np.ceil(np.ceil(served.num_seqs / dep.layout.dp) / dep.layout.pp)
-    step = round_time(off, per_pass, traffic.context_len, 0.0).round_s * np.asarray(anchor.scale) + np.asarray(anchor.add_s)
+    step = round_time(off, per_pass, traffic.context_len, 0.0).round_s * np.asarray(anchor.scale)
     step, _ = np.broadcast_arrays(step, served.tpot_s)
     answers: list[Prediction | DraftlineError] = []
     for i, a in enumerate(asked):
@@ -167,39 +164,29 @@ def _traffic(asked: list[_Asked]) -> Traffic:
 
 
 def anchor_of(dep: Deployment, case: Case) -> Anchor:
-    """How the baselines of one case correct the model."""
-    scale, add = _anchor_one(dep, case.baseline, _traffic([_Asked(0, case, 1.0, 0.0)]))
-    return Anchor(scale, add)
+    """How the baselines of one case correct the model: the geometric mean of measured over predicted."""
+    off, traffic = plain(dep), _traffic([_Asked(0, case, 1.0, 0.0)])
+    logs = []
+    for b in case.baseline:
+        target = dep if b.draft_len and dep.drafter is not None else off
+        s = serve(target, concurrency=b.concurrency, draft_len=b.draft_len, acceptance_len=b.acceptance_len, traffic=traffic)
+        logs.append(np.log(b.tpot_s / s.tpot_s[0] if b.tpot_s is not None else s.tokens_per_s[0] / float(b.tokens_per_s or 1.0)))
+    return Anchor(float(np.exp(np.mean(logs))))
 
 
 def _anchor(dep: Deployment, asked: list[_Asked]) -> Anchor:
-    """Per line: how the given baselines correct the model (scale and added seconds per round); 1 and 0 without any."""
-    scale, add = np.ones(len(asked)), np.zeros(len(asked))
-    known: dict[tuple[object, ...], tuple[float, float]] = {}
+    """Per line: the correction by its baselines; 1 without any."""
+    scale = np.ones(len(asked))
+    known: dict[tuple[object, ...], float] = {}
     for i, a in enumerate(asked):
-        if not a.case.baseline:
-            continue
         c = a.case
+        if not c.baseline:
+            continue
         key = (c.baseline, c.input_len, c.output_len, c.context_len, c.cached_input_len)
         if key not in known:
-            known[key] = _anchor_one(dep, c.baseline, _traffic([a]))
-        scale[i], add[i] = known[key]
-    return Anchor(scale, add)
-
-
-def _anchor_one(dep: Deployment, baselines: tuple[Baseline, ...], traffic: Traffic) -> tuple[float, float]:
-    off = plain(dep)
-    logs, excess = [], []
-    for b in baselines:
-        target = dep if b.draft_len and dep.drafter is not None else off
-        s = serve(target, concurrency=b.concurrency, draft_len=b.draft_len, acceptance_len=b.acceptance_len, traffic=traffic)
-        ratio = b.tpot_s / float(s.tpot_s[0]) if b.tpot_s is not None else float(s.tokens_per_s[0]) / float(b.tokens_per_s or 1.0)
-        logs.append(np.log(ratio))
-        excess.append((ratio - 1.0) * float(s.round.round_s[0]))
-    ratio = float(np.exp(np.mean(logs)))
-    if ratio <= 1.0:  # faster than modelled: there is no negative overhead, so everything scales
-        return ratio, 0.0
-    return 1.0 + (ratio - 1.0) * (1.0 - ANCHOR_ADDITIVE_SHARE), ANCHOR_ADDITIVE_SHARE * float(np.mean(excess))
+            known[key] = float(np.asarray(anchor_of(dep, c).scale))
+        scale[i] = known[key]
+    return Anchor(scale)
 
 
 def _load(dep: Deployment, off: Deployment, asked: list[_Asked], anchor: Anchor) -> tuple[F, F, NDArray[np.bool_]]:
@@ -210,7 +197,7 @@ def _load(dep: Deployment, off: Deployment, asked: list[_Asked], anchor: Anchor)
         rate = a.case.request_rate_per_s
         if rate is None:
             continue
-        own = Anchor(float(np.asarray(anchor.scale)[i]), float(np.asarray(anchor.add_s)[i]))
+        own = Anchor(float(np.asarray(anchor.scale)[i]))
         t = _traffic([a])
         load[i], saturated[i] = solve_open_loop(
             dep, rate_per_s=rate, draft_len=a.case.draft_len, acceptance_len=a.acceptance_len, traffic=t, anchor=own

@@ -28,6 +28,7 @@ from planner.kernels import (
     moe_time,
     state_time,
 )
+from planner.kernels.attention import VERIFY_MAX_QUERY
 from planner.ops import AllGather, AllReduce, AllToAll, ExpertsOp, Gemm, KvOp, LatentOp, Num, Op, StateOp, VectorOp, compress
 from planner.units import bytes_per_element
 
@@ -37,6 +38,11 @@ PARTS = ("memory", "compute", "launch", "network")
 
 GRID_SIZE = 4096
 """Row arrays beyond this many points are grids with few distinct values."""
+
+
+INDEXER_LAUNCHES = 6
+"""Kernels of a token-sparse indexer beside its projections (rotation, quantisation, scores, top-k and its merge): with and without the
+indexer a decode module differs by 30 us at short contexts on B200 and H200 (aiconfigurator-core 0.12.0, dsa_generation_module tables)."""
 
 
 class PassTime(NamedTuple):
@@ -138,8 +144,9 @@ class Machine:
             # a chunk longer than its window is many window-sized chunks, each row seeing one window
             split = np.maximum(np.asarray(op.query_len, dtype=np.float64) / op.core.window, 1.0)
             seen = np.where(split > 1.0, 1.5 * op.core.window, op.attended_len)
-            return dense(op.num_seqs * split, op.query_len / split, seen)
-        return dense(op.num_seqs, op.query_len, op.attended_len + op.local_len)
+            return unsplit(dense(op.num_seqs * split, op.query_len / split, seen), kernel, op.query_len, seen)
+        seen = op.attended_len + op.local_len
+        return unsplit(dense(op.num_seqs, op.query_len, seen), kernel, op.query_len, seen)
 
     def _latent(self, op: LatentOp) -> KernelTime:
         fit, core = self.fit("mla", op.kv_dtype).value, op.core
@@ -185,7 +192,7 @@ class Machine:
         compute = np.asarray(flop, dtype=np.float64) / (self.gpu.peak(dtype) * self.gpu.matmul_eff.get(dtype, 0.7) * 0.5)
         memory = np.asarray(moved, dtype=np.float64) / (self.gpu.bytes_per_s * self.gpu.bandwidth_eff)
         memory, compute = np.broadcast_arrays(memory, compute)
-        fixed = np.full(memory.shape, 2 * self.gpu.launch_s)
+        fixed = np.full(memory.shape, INDEXER_LAUNCHES * self.gpu.launch_s)
         return KernelTime(np.maximum(memory, compute) + fixed, memory, compute, fixed)
 
     def _experts(self, op: ExpertsOp) -> KernelTime:
@@ -249,6 +256,15 @@ def gemm_key(weights_dtype: str, act_dtype: str, block_scaled: bool) -> str:
 def add(a: KernelTime, b: KernelTime) -> KernelTime:
     """One after the other."""
     return KernelTime(*(np.asarray(x + y) for x, y in zip(a, b, strict=True)))
+
+
+def unsplit(t: KernelTime, kernel: AttentionKernel, query_len: Num, context_len: Num) -> KernelTime:
+    """A kernel that cannot split the context over CTAs when it verifies walks it alone: a floor linear in the context."""
+    if kernel.split_kv_multi_query or not kernel.unsplit_token_s:
+        return t
+    verifying = (np.asarray(query_len) > 1.0) & (np.asarray(query_len) <= VERIFY_MAX_QUERY)
+    walk = np.where(verifying, kernel.unsplit_token_s * np.asarray(context_len, dtype=np.float64), 0.0)
+    return KernelTime(np.maximum(t.time_s, walk), np.maximum(t.memory_s, walk), t.compute_s, t.fixed_s)
 
 
 def cheaper(a: KernelTime, b: KernelTime) -> KernelTime:

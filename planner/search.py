@@ -62,8 +62,8 @@ def evaluate(arm: Arm, concurrency: NDArray[np.int64], traffic: Traffic, anchor:
     c = concurrency[:, None, None].astype(np.float64)
     served = serve(arm.dep, concurrency=c, draft_len=d, acceptance_len=al, traffic=traffic, anchor=anchor)
     shape = np.broadcast_shapes(c.shape, d.shape, np.shape(traffic.context_len))
-    wide = [np.broadcast_to(x, shape) for x in (*served[:6], served.acceptance_len)]
-    served = Served(*wide[:6], served.round, wide[6])
+    tpot, ttft, queue, rate, running, capacity, length = (np.broadcast_to(x, shape) for x in (*served[:6], served.acceptance_len))
+    served = Served(tpot, ttft, queue, rate, running, capacity, served.round, length)
     return Grid(draft_len, served, np.broadcast_to(served.capacity_seqs >= 1, shape), np.broadcast_to(served.round.round_s, shape))
 
 

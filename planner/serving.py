@@ -45,10 +45,13 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Anchor:
-    """What measured runs of this deployment say about the model's error: round_s becomes scale x round_s + add_s."""
+    """What measured runs of this deployment say about the model's error: every cost is multiplied by `scale`.
+
+    Booking part of the excess as fixed time per round instead chose worse D on published sweeps (docs/accuracy.md): an additive
+    error makes drafts look cheap.
+    """
 
     scale: Num = 1.0
-    add_s: Num = 0.0
 
 
 class Served(NamedTuple):
@@ -103,13 +106,11 @@ def prefill_cost(dep: Deployment, in_pass: Num, traffic: Traffic, draft_len: Num
 
 
 def anchored(cost: Round, anchor: Anchor | None) -> Round:
-    """A round corrected by an anchor: every part scaled, the additive term booked as overhead."""
+    """A round corrected by an anchor."""
     if anchor is None:
         return cost
     s = np.asarray(anchor.scale, dtype=np.float64)
-    add = np.asarray(anchor.add_s, dtype=np.float64)
-    overhead = cost.overhead_s * s + add
-    return Round(cost.round_s * s + add, cost.draft_s * s, cost.verify_s * s, overhead, PassTime(*(p * s for p in cost.parts)), cost.eager)
+    return Round(cost.round_s * s, cost.draft_s * s, cost.verify_s * s, cost.overhead_s * s, PassTime(*(p * s for p in cost.parts)), cost.eager)
 
 
 def plain(dep: Deployment) -> Deployment:
