@@ -23,6 +23,18 @@ class Band(NamedTuple):
     high: float
 
 
+OTHER_GPU = "-other-gpu"
+SERVED_GPUS = ("h100-sxm", "h200-sxm", "b200-sxm")
+"""GPUs whose served steps the engine numbers were fitted to; elsewhere the band of a GPU left out applies."""
+
+
+def tpot_regime(gpu: str, *, moe: bool, anchored: bool) -> str:
+    """What a TPOT prediction rests on."""
+    if anchored:
+        return "anchored"
+    return ("moe" if moe else "dense") + ("" if gpu in SERVED_GPUS else OTHER_GPU)
+
+
 @lru_cache(maxsize=1)
 def _table() -> dict[str, list[float]]:
     return json.loads(_FILE.read_text(encoding="utf-8"))["bands"]  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.acceptance.survival import survival_from
-from planner.bands import band, spread
+from planner.bands import band, spread, tpot_regime
 from planner.cases import Case, Prediction, parse_case
 from planner.deployment import Deployment, cached_resolve, deployment_key
 from planner.edges import edges_of
@@ -226,9 +226,9 @@ def _one(dep: Deployment, a: _Asked, row: _Row) -> Prediction:
     tpot, rate = float(served.tpot_s[i]), float(served.tokens_per_s[i])
     num_seqs, capacity = int(served.num_seqs[i]), int(min(served.capacity_seqs[i], 10**9))
     speedup = rate / row.plain_tokens_per_s
-    regime = "anchored" if c.baseline else "default"
+    regime = tpot_regime(dep.gpu.id, moe=dep.model.is_moe, anchored=bool(c.baseline))
     low, high = spread(tpot, band("tpot", regime), a.acceptance_band)
-    s_low, s_high = (1.0, 1.0) if c.draft_len == 0 and not dep.k0_tier else spread(speedup, band("speedup", regime), a.acceptance_band)
+    s_low, s_high = (1.0, 1.0) if c.draft_len == 0 and not dep.k0_tier else spread(speedup, band("speedup", "default"), a.acceptance_band)
     warnings = [*a.warnings, *dep.warnings, *dep.memory_notes]
     if c.concurrency is not None and num_seqs < c.concurrency:
         why = "memory" if capacity < min(c.concurrency, dep.max_num_seqs) else f"{dep.engine.name} running-request limit"

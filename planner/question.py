@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.acceptance.survival import survival_from
-from planner.bands import Band, band
+from planner.bands import Band, band, tpot_regime
 from planner.cases import DRAFTER_KINDS, Case, parse_case
 from planner.deployment import Deployment, resolve
 from planner.drafters import drafters_for
@@ -78,8 +78,9 @@ class Run:
 
     @cached_property
     def bands(self) -> tuple[Band, Band]:
-        regime = "anchored" if self.question.baseline else "default"
-        return band("tpot", regime), band("speedup", regime)
+        off = self.arms[0].dep
+        regime = tpot_regime(off.gpu.id, moe=off.model.is_moe, anchored=bool(self.question.baseline))
+        return band("tpot", regime), band("speedup", "default")
 
 
 def check(q: Question) -> None:

@@ -34,6 +34,8 @@ STEP_PARAMETERS = {
     "per_seq_s": (5.0, 0.0, 200.0, 1e-6),
     "per_step_s": (0.2, 0.0, 5.0, 1e-3),
 }
+FITTED_ENGINES = ("vllm", "sglang", "trtllm")
+"""Engines with served rows; they share one set of numbers."""
 SOFT_L1_SCALE = 0.1
 """Residuals beyond 10 % count linearly: repeats of the same run differ by 18 % in the worst decile."""
 
@@ -51,6 +53,9 @@ class ServedRows:
     model: NDArray[np.str_]
     gpu: NDArray[np.str_]
     engine: NDArray[np.str_]
+    series: NDArray[np.str_]
+    """One deployment and traffic shape at several concurrencies, ascending."""
+    moe: NDArray[np.bool_]
 
     def predict(self, p: Mapping[str, float]) -> F:
         """TPOT in seconds for a set of engine numbers."""
@@ -80,6 +85,7 @@ def served_rows(data: Data) -> ServedRows:
         groups[deployment_key(case)].append((row, case))
     columns: dict[str, list[Any]] = defaultdict(list)
     for key, members in groups.items():
+        members.sort(key=lambda m: int(float(m[0]["concurrency"])))
         try:
             dep = cached_resolve(key)
             _ = dep.memory
@@ -102,6 +108,8 @@ def served_rows(data: Data) -> ServedRows:
         columns["model"] += [r["model_family"] for r, _ in members]
         columns["gpu"] += [r["system"] for r, _ in members]
         columns["engine"] += [r["backend"] for r, _ in members]
+        columns["series"] += [f"{key}|{r['isl']}|{r['osl']}|{r['backend_version']}" for r, _ in members]
+        columns["moe"] += [dep.model.is_moe] * len(members)
     return ServedRows(**{name: np.asarray(columns[name]) for name in ServedRows.__dataclass_fields__})
 
 

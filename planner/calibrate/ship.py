@@ -1,0 +1,96 @@
+"""From the packaged measurements to the shipped numbers: engine profiles and bands. `validate --refit` calls it from defaults.
+
+Everything here is re-made by a test: the files hold what `shipped` returns, no more and no less.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.bands import OTHER_GPU
+from planner.calibrate.engine import FITTED_ENGINES, STEP_PARAMETERS, ServedRows, fit_steps, left_out_residuals, served_rows
+from planner.calibrate.rounds import SweepArms, fit_rounds, sweep_arms
+from planner.validate.rows import Data
+
+F = NDArray[np.float64]
+
+REFERENCE = {
+    "steps": "served decode steps without speculation in tests/data/truth/silicon_dev.csv (H100, H200, B200; three engines); planner.calibrate.engine",
+    "rounds": "draft-length sweeps in tests/data/truth/dsweeps_dev.jsonl, group-weighted, weak pull to published values; planner.calibrate.rounds",
+}
+DATE = "2026-12-01"
+SHARE = 0.8
+"""Of left-out residuals that a band covers."""
+
+
+def fitted_numbers(data: Data) -> tuple[dict[str, float], dict[str, float], ServedRows, SweepArms]:
+    """(step numbers, round numbers, the rows behind them); rounds are fitted with the new step numbers in force."""
+    rows = served_rows(data)
+    steps = {k: float(f"{v:.3g}") if v > 1e-9 else 0.0 for k, v in fit_steps(rows).items()}
+    arms = sweep_arms(data, steps)
+    return steps, fit_rounds(arms), rows, arms
+
+
+def quantile_band(residual: F) -> list[float]:
+    """log(truth / predicted) at the edges of the middle SHARE, with the finite-sample correction of split conformal prediction."""
+    n = len(residual)
+    tail = (1.0 - SHARE) / 2.0
+    low, high = max(0.0, tail - 1.0 / (n + 1.0)), min(1.0, 1.0 - tail + 1.0 / (n + 1.0))
+    return [round(float(np.quantile(-residual, low)), 3), round(float(np.quantile(-residual, high)), 3)]
+
+
+def anchored_residuals(rows: ServedRows, predicted: F, series: NDArray[np.str_]) -> F:
+    """log(predicted / measured) after scaling each series by its first row, that row itself left out."""
+    ratio = np.log(predicted / rows.measured)
+    out = []
+    for s in np.unique(series):
+        mine = np.flatnonzero(series == s)
+        out += (ratio[mine[1:]] - ratio[mine[0]]).tolist()
+    return np.asarray(out)
+
+
+def bands(rows: ServedRows, arms: SweepArms) -> dict[str, list[float]]:
+    """Band of TPOT by regime and of the speedup, from residuals of fits that have not seen the group."""
+    seen_gpu = left_out_residuals(rows, rows.group)
+    new_gpu = left_out_residuals(rows, rows.gpu)
+    out: dict[str, list[float]] = {"tpot/default": quantile_band(new_gpu)}
+    for name, mask in (("dense", ~rows.moe), ("moe", rows.moe)):
+        out[f"tpot/{name}"] = quantile_band(seen_gpu[mask])
+        out[f"tpot/{name}{OTHER_GPU}"] = quantile_band(new_gpu[mask])
+    out["tpot/anchored"] = quantile_band(anchored_residuals(rows, rows.predict(fit_steps(rows)), rows.series))
+    residual = np.zeros(len(arms.measured))
+    for g in np.unique(arms.group):
+        mine = arms.group == g
+        fitted = list(fit_rounds(arms.take(~mine)).values())
+        residual[mine] = np.log(arms.take(mine).speedup(fitted) / arms.measured[mine])
+    out["speedup/default"] = quantile_band(residual)
+    return out
+
+
+def shipped(data: Data) -> dict[str, Any]:
+    """{"overheads": {...}, "bands": {...}} as the package should hold them."""
+    steps, rounds, rows, arms = fitted_numbers(data)
+    overheads = {k: float(f"{v:.3g}") for k, v in {**steps, **rounds}.items()}
+    return {"overheads": overheads, "bands": bands(rows, arms)}
+
+
+def write(result: dict[str, Any], package: Path) -> None:
+    """Put the numbers into gpu_profiles/engines/*.json and planner/data/bands.json."""
+    for engine in FITTED_ENGINES:
+        path = package / "gpu_profiles" / "engines" / f"{engine}.json"
+        profile = json.loads(path.read_text(encoding="utf-8"))
+        for key, value in result["overheads"].items():
+            kind = "steps" if key in STEP_PARAMETERS else "rounds"
+            profile["overheads"][key] = {"value": value, "origin": "fitted", "ref": REFERENCE[kind], "date": DATE}
+        path.write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
+    body = {
+        "note": "log(truth / predicted) at the edges of the middle 80 % of left-out residuals; planner.calibrate.ship",
+        "date": DATE,
+        "bands": result["bands"],
+    }
+    (package / "planner" / "data" / "bands.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")

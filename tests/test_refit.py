@@ -1,0 +1,50 @@
+"""The shipped engine numbers and bands are what the fits make of the packaged measurements, starting from defaults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_profiles.load import load_engine
+from planner.calibrate.engine import FITTED_ENGINES, left_out
+from planner.calibrate.rounds import rounds_left_out
+from planner.calibrate.ship import shipped
+from planner.validate.rows import find_data
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Any]:
+    return shipped(find_data(None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", FITTED_ENGINES)
+def test_shipped_overheads_are_re_made(made: dict[str, Any], engine: str) -> None:
+    held = load_engine(engine).overheads
+    for key, value in made["overheads"].items():
+        assert held[key] == pytest.approx(value, rel=0.02, abs=1e-9), key
+
+
+@pytest.mark.slow
+def test_shipped_bands_are_re_made(made: dict[str, Any]) -> None:
+    held = json.loads((ROOT / "planner" / "data" / "bands.json").read_text(encoding="utf-8"))["bands"]
+    assert set(held) == set(made["bands"])
+    for key, (low, high) in made["bands"].items():
+        assert held[key] == pytest.approx([low, high], abs=0.01), key
+        assert low < 0 < high
+
+
+@pytest.mark.slow
+def test_left_out_errors_stay_within_bounds() -> None:
+    """Printed by `validate --refit`; a change that worsens them must be looked at."""
+    data = find_data(None)
+    table = {r["fit"]: r for r in left_out(data) + rounds_left_out(data)}
+    print({k: (round(r["median"], 4), round(r["p90"], 4)) for k, r in table.items()})
+    assert table["(model, GPU) left out"]["median"] < 0.115 and table["(model, GPU) left out"]["p90"] < 0.34
+    assert table["GPU left out"]["median"] < 0.125 and table["GPU left out"]["p90"] < 0.36
+    assert table["speedup, (source, model) left out"]["median"] < 0.13 and table["speedup, (source, model) left out"]["p90"] < 0.32
