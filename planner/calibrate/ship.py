@@ -20,7 +20,7 @@ from planner.validate.rows import Data
 F = NDArray[np.float64]
 
 REFERENCE = {
-    "steps": "served decode steps without speculation in tests/data/truth/silicon_dev.csv (H100, H200, B200; three engines); planner.calibrate.engine",
+    "steps": "served decode steps without speculation (tests/data/truth/silicon_dev.csv: H100, H200, B200; three engines); calibrate.engine",
     "rounds": "draft-length sweeps in tests/data/truth/dsweeps_dev.jsonl, group-weighted, weak pull to published values; planner.calibrate.rounds",
 }
 DATE = "2026-12-01"
@@ -88,9 +88,6 @@ def write(result: dict[str, Any], package: Path) -> None:
             kind = "steps" if key in STEP_PARAMETERS else "rounds"
             profile["overheads"][key] = {"value": value, "origin": "fitted", "ref": REFERENCE[kind], "date": DATE}
         path.write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
-    body = {
-        "note": "log(truth / predicted) at the edges of the middle 80 % of left-out residuals; planner.calibrate.ship",
-        "date": DATE,
-        "bands": result["bands"],
-    }
+    note = "log(truth / predicted) at the edges of the middle 80 % of left-out residuals; planner.calibrate.ship"
+    body = {"note": note, "date": DATE, "bands": result["bands"]}
     (package / "planner" / "data" / "bands.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")

@@ -38,6 +38,10 @@ def accuracy_markdown(result: Mapping[str, Any]) -> str:
     parts += ["## Acceptance carried to another D (sources left out)", "", _rows(result["acceptance"]), ""]
     if "left_out" in result:
         parts += ["## Groups left out and re-fitted", "", _rows(result["left_out"]), ""]
+    if "refitted" in result:
+        numbers = [{"number": k, "re-fitted": f"{v:.3g}"} for k, v in result["refitted"]["overheads"].items()]
+        bands = [{"number": f"band {k}", "re-fitted": f"{lo:+.3f} to {hi:+.3f} (log)"} for k, (lo, hi) in result["refitted"]["bands"].items()]
+        parts += ["## Numbers as re-fitted from defaults (the shipped ones)", "", _rows(numbers + bands), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -294,6 +294,9 @@ def validate_all(root: Path | None = None, *, refit: bool = False) -> dict[str, 
     }
     if refit:
         from planner.calibrate.engine import left_out
+        from planner.calibrate.rounds import rounds_left_out
+        from planner.calibrate.ship import shipped
 
-        result["left_out"] = left_out(data)
+        result["left_out"] = left_out(data) + rounds_left_out(data)
+        result["refitted"] = shipped(data)
     return result
