@@ -149,7 +149,10 @@ def _build(op: str, stack: _Stack, gpu: GpuProfile, peak: str) -> Any:
         case "state":
             return StateFit.from_params(p, gpu, peak)
         case _:
-            return AttentionFit.from_params(p, gpu, peak)
+            single = None
+            if "single" in data:
+                single = AttentionFit.from_params(dict(zip(file["params"][op], data["single"], strict=False)), gpu, peak)
+            return AttentionFit.from_params(p, gpu, peak, single)
 
 
 def _prior(op: str, gpu: GpuProfile, peak: str) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +71,8 @@ class Job:
     weight: Callable[[Rows], Array] = lambda r: np.ones(len(r["time_s"]))
     most: int = 4000
     starts: int = 3
+    apart: Callable[[Rows], Mask] | None = None
+    """Rows that may be another program: fitted with the others unless these do not predict them."""
 
     def fit(self, rows: Rows) -> tuple[Fit, list[float]]:
         """Numbers (and step factors, for a GEMM) of these rows."""
@@ -96,10 +98,31 @@ class Outcome(NamedTuple):
     held_out: tuple[float, float]
     band: tuple[float, float]
     """Measured / predicted at the 10th and 90th percentile of the other half."""
+    single: Fit | None = None
+    """Fit of the rows kept apart."""
+
+
+#: Error at the 90th percentile beyond which rows are taken for another program.
+ANOTHER = 0.25
 
 
 def run_job(job: Job) -> Outcome:
-    """Fits a half and judges it on the other, then fits all."""
+    """Fits a half and judges it on the other, then fits all; rows that turn out to be another program are fitted on their own."""
+    if job.apart is None:
+        return _run(job)
+    rest, odd = (replace(job, apart=None, stack=job.stack._replace(rows=r)) for r in _part(job.stack.rows, job.apart(job.stack.rows)))
+    if len(odd.stack.rows["time_s"]) < tables.FEWEST_ROWS or len(rest.stack.rows["time_s"]) < tables.FEWEST_ROWS:
+        return _run(job)
+    done = _run(rest)
+    seen, _ = score(rest.times(odd.stack.rows, done.fit, []), num(odd.stack.rows, "time_s"), odd.judged(odd.stack.rows))
+    return done._replace(single=_run(odd).fit) if seen[1] > ANOTHER else _run(replace(job, apart=None))
+
+
+def _part(rows: Rows, mask: Mask) -> tuple[Rows, Rows]:
+    return select(rows, ~mask), select(rows, mask)
+
+
+def _run(job: Job) -> Outcome:
     half = halves(job.key(job.stack.rows))
     mine, other = select(job.stack.rows, half), select(job.stack.rows, ~half)
     found = job.fit(mine)
@@ -138,14 +161,16 @@ def attention_job(s: Stack) -> Job:
     """Contexts from 512 and head dim 128, as fixed costs rule below."""
     gpu = load_gpu(s.gpu)
     kernel, rows = engine_kernel(s, gpu, "gqa"), main_kernel(s.rows)
+    s = s._replace(rows=rows)
     if s.gpu == "l40s":  # KV that fits into its large L2 was read from there: no memory speed to see
         kv = num(rows, "num_seqs") * num(rows, "context_len") * num(rows, "num_kv_heads") * num(rows, "head_dim") * 2.0
-        rows = select(rows, kv * bytes_per_element(s.dtype) / gpu.bytes_per_s < num(rows, "time_s"))
+        s = from_memory(s, gpu, kv * bytes_per_element(s.dtype))
     return Job(
-        "attention", s._replace(rows=rows), gpu, STREAM, lambda r: predict_attention(r, gpu, s.dtype, kernel),
+        "attention", s, gpu, STREAM, lambda r: predict_attention(r, gpu, s.dtype, kernel),
         key=lambda r: mix(*(num(r, c) for c in ("num_seqs", "num_heads", "num_kv_heads", "head_dim"))),
         judged=lambda r: (num(r, "context_len") >= 512) & (num(r, "head_dim") == 128), most=5000, starts=4,
         weight=lambda r: np.where(num(r, "context_len") >= 512, 1.0, 0.25) * np.where(num(r, "head_dim") == 128, 1.0, 0.3),
+        apart=lambda r: num(r, "num_heads") == num(r, "num_kv_heads"),
     )  # fmt: skip
 
 
@@ -158,17 +183,24 @@ def mla_job(s: Stack) -> Job:
     )  # fmt: skip
 
 
+def from_memory(s: Stack, gpu: GpuProfile, moved: Array) -> Stack:
+    """Without the rows that are faster than memory: what they moved lay in L2, where a served step does not find it."""
+    return s._replace(rows=select(s.rows, moved / gpu.bytes_per_s < num(s.rows, "time_s")))
+
+
 def moe_job(s: Stack) -> Job:
     gpu = load_gpu(s.gpu)
+    s = from_memory(s, gpu, num(s.rows, "touched") * num(s.rows, "width") * num(s.rows, "ffn") * 3.0 * gemm_bytes(s.dtype)[0])
     return Job(
-        "moe", s, gpu, MOE, lambda r: predict_moe(r, gpu, s.dtype), key=lambda r: mix(*(num(r, c) for c in ("width", "ffn", "num_experts"))),
-        judged=lambda r: num(r, "num_tokens") <= 4096,
+        "moe", s, gpu, MOE, lambda r: predict_moe(r, gpu, s.dtype), judged=lambda r: num(r, "num_tokens") <= 4096,
+        key=lambda r: mix(*(num(r, c) for c in ("width", "ffn", "num_experts"))),
     )  # fmt: skip
 
 
 def state_job(s: Stack) -> Job:
     """The error is told of decode and verify rows."""
     gpu = load_gpu(s.gpu)
+    s = from_memory(s, gpu, num(s.rows, "num_seqs") * num(s.rows, "heads") * 2.0 * 4.0 * 128.0 * 128.0)
     return Job(
         "state", s, gpu, STATE, lambda r: predict_state(r, gpu), key=lambda r: mix(num(r, "num_seqs"), num(r, "heads")),
         judged=lambda r: num(r, "prefill") == 0,
@@ -214,6 +246,8 @@ def fit_all(root: Path, ops: tuple[str, ...] = ("gemm", "attention", "mla", "moe
         entry: dict[str, Any] = {"p": [done.fit.params[n] for n in names if n in done.fit.params], "band": list(done.band)}
         if job.op == "gemm":
             entry["step"] = [round(1000.0 * v) for v in done.steps]
+        if done.single is not None:
+            entry["single"] = [done.single.params[n] for n in names if n in done.single.params]
         gpus.setdefault(s.gpu, {}).setdefault(job.op, {}).setdefault(s.engine, {})[s.dtype] = entry
         report[f"{job.op} {s.gpu} {s.engine} {s.dtype}"] = {
             "version": s.version, "rows": len(s.rows["time_s"]), "fitted": list(done.fitted), "held_out": list(done.held_out),

@@ -21,6 +21,8 @@ from planner.units import bytes_per_element
 
 #: Residuals beyond this many log units weigh like their size, not like its square.
 ROBUST_SCALE = 0.04
+#: Pull of every number to where it starts, as a log error of all rows per log unit: it decides only what the rows leave open.
+PULL = 0.003
 #: A log standard error above this means that the rows do not identify the number.
 UNIDENTIFIED = 0.7
 #: M at which the step factor of a GEMM is fitted: both sides of every tile edge, sparse between.
@@ -40,7 +42,7 @@ STREAM: Spec = {
     "fixed_s": (7e-6, 5e-7, 8e-5), "wave_s": (2e-6, 1e-8, 5e-5), "cta_bandwidth": (2.0, 0.2, 10.0), "bandwidth": (0.9, 0.2, 1.0),
     "l2_share": (0.7, 0.02, 3.0), "l2_sharp": (5.0, 1.0, 12.0), "stream_knee": (2.0, 1.0, 8.0), "flop": (0.5, 0.02, 1.0),
     "knee": (2.5, 1.0, 8.0), "split_s": (1e-6, 1e-9, 1e-4), "split_tokens": (256.0, 32.0, 4096.0), "max_splits": (20.0, 1.0, 512.0),
-    "max_splits_single": (20.0, 1.0, 512.0), "ramp_s": (5e-6, 1e-8, 6e-5), "ramp_bytes": (2e7, 2e6, 3e8),
+    "ramp_s": (5e-6, 1e-8, 6e-5), "ramp_bytes": (2e7, 2e6, 3e8),
 }  # fmt: skip
 PREFILL: Spec = {
     "prefill_flop": (0.55, 0.02, 1.0), "prefill_fixed_s": (8e-6, 5e-7, 1e-4), "prefill_keys": (128.0, 1.0, 4096.0),
@@ -51,8 +53,8 @@ MOE: Spec = {
     "flop": (0.5, 0.02, 1.0), "tile_rows": (32.0, 1.0, 256.0), "knee": (3.0, 1.0, 16.0),
 }  # fmt: skip
 STATE: Spec = {
-    "fixed_s": (8e-6, 5e-7, 3e-4), "bandwidth": (0.75, 0.05, 1.0), "token_share": (0.6, 0.02, 3.0), "knee": (3.0, 1.0, 10.0),
-    "chunk_fixed_s": (3e-5, 1e-6, 1e-3), "chunk_flop": (0.08, 1e-3, 1.0),
+    "fixed_s": (8e-6, 5e-7, 3e-4), "bandwidth": (0.75, 0.05, 1.0), "token_s": (1.5e-6, 1e-8, 1e-5), "token_share": (0.55, 0.02, 3.0),
+    "knee": (3.0, 1.0, 10.0), "chunk_fixed_s": (3e-5, 1e-6, 1e-3), "chunk_flop": (0.08, 1e-3, 1.0),
 }  # fmt: skip
 SPECS: dict[str, Spec] = {"gemm": GEMM, "attention": {**STREAM, **PREFILL}, "mla": STREAM, "moe": MOE, "state": STATE}
 
@@ -73,10 +75,11 @@ def robust_fit(spec: Spec, predict: Predict, time_s: Array, weight: Array, start
 
     names = list(spec)
     start, low, high = (np.log([spec[n][i] for n in names]) for i in range(3))
-    target, root = np.log(time_s), np.sqrt(weight)
+    target, root, pull = np.log(time_s), np.sqrt(weight), PULL * np.sqrt(len(time_s))
 
     def residual(x: Array) -> Array:
-        return np.asarray(root * (np.log(predict(dict(zip(names, np.exp(x), strict=True)))) - target), dtype=np.float64)
+        off = root * (np.log(predict(dict(zip(names, np.exp(x), strict=True)))) - target)
+        return np.concatenate([off, pull * (x - start)])
 
     rng, best = np.random.default_rng(0), None
     for i in range(starts):
@@ -85,9 +88,10 @@ def robust_fit(spec: Spec, predict: Predict, time_s: Array, weight: Array, start
         if best is None or found.cost < best.cost:
             best = found
     assert best is not None
-    jac = np.asarray(best.jac, dtype=np.float64)
-    scale = 1.4826 * float(np.median(np.abs(best.fun)))
-    cov = np.linalg.pinv(jac.T @ jac) * max(scale, 1e-3) ** 2
+    jac = np.asarray(best.jac, dtype=np.float64)[: len(target)]  # what the rows alone say
+    scale = 1.4826 * float(np.median(np.abs(best.fun[: len(target)])))
+    scale = max(scale, 1e-3)
+    cov = np.linalg.inv(jac.T @ jac + (scale / 3.0) ** 2 * np.eye(len(names))) * scale**2  # 3 log units: as if nothing were known
     error = np.sqrt(np.maximum(np.diag(cov), 0.0))
     flat = np.linalg.norm(jac, axis=0) < 1e-6 * np.sqrt(len(target))
     edge = (best.x - low < 1e-3) | (high - best.x < 1e-3)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpu_profiles import tiles
 from gpu_profiles.schema import AttentionKernel, GpuProfile
@@ -22,11 +21,6 @@ from planner.kernels.base import Array, KernelTime, Num, Params, as_array, kerne
 
 #: Query tokens per sequence up to which an engine runs its decode kernel.
 VERIFY_MAX_QUERY = 32.0
-PARAMS = (
-    "fixed_s", "wave_s", "cta_bandwidth", "bandwidth", "l2_share", "l2_sharp", "stream_knee", "flop", "knee", "split_s", "split_tokens",
-    "max_splits", "max_splits_single", "ramp_s", "ramp_bytes", "prefill_flop", "prefill_fixed_s", "prefill_keys", "prefill_fill",
-)  # fmt: skip
-#: The last four come from tables of prefill, where a stack has them.
 PREFILL_PRIOR = {"prefill_flop": 0.55, "prefill_fixed_s": 8e-6, "prefill_keys": 128.0, "prefill_fill": 0.7}
 
 
@@ -48,8 +42,6 @@ class AttentionFit:
     split_tokens: float = 256.0
     """Context tokens a CTA keeps at least."""
     max_splits: float = 32.0
-    max_splits_single: float = 32.0
-    """The same for one query row per KV head (FlashAttention 2 does not cut it)."""
     ramp_s: float = 0.0
     """Extra time of memory-bound calls, reached half at `ramp_bytes` (bandwidth is 0.5 at 100 MB and 0.9 beyond 1 GB)."""
     ramp_bytes: float = 3e7
@@ -65,6 +57,8 @@ class AttentionFit:
     """Keys that each row computes beyond those it needs (half-masked tiles)."""
     prefill_fill: float = 0.7
     """How far idle SMs show when a chunk has few tiles."""
+    single: AttentionFit | None = None
+    """Numbers for one query row per KV head, where the engine runs another program there (FlashAttention 2, XQA)."""
 
     @classmethod
     def from_gpu(cls, gpu: GpuProfile, dtype: str) -> AttentionFit:
@@ -72,18 +66,18 @@ class AttentionFit:
         p = {
             "fixed_s": 2.5 * gpu.launch_s, "wave_s": 2e-6, "cta_bandwidth": 3.0, "bandwidth": 1.08 * gpu.bandwidth_eff, "l2_share": 0.7,
             "l2_sharp": 6.0, "stream_knee": 2.0, "flop": 0.5, "knee": 2.5, "split_s": 8e-7, "split_tokens": 256.0, "max_splits": 20.0,
-            "max_splits_single": 20.0, "ramp_s": 5e-6, "ramp_bytes": 1.5e7,
+            "ramp_s": 5e-6, "ramp_bytes": 1.5e7,
         }  # fmt: skip
         return cls.from_params(p, gpu, dtype)
 
     @classmethod
-    def from_params(cls, p: Params, gpu: GpuProfile, dtype: str) -> AttentionFit:
+    def from_params(cls, p: Params, gpu: GpuProfile, dtype: str, single: AttentionFit | None = None) -> AttentionFit:
         """Fitted shares on the peaks of `gpu`."""
         p, peak = {**PREFILL_PRIOR, **p}, gpu.peak(dtype)
         return cls(
             bytes_per_s=p["bandwidth"] * gpu.bytes_per_s, cta_bytes_per_s=p["cta_bandwidth"] * gpu.bytes_per_s,
             flop_per_s=p["flop"] * peak, fixed_s=p["fixed_s"], wave_s=p["wave_s"], split_s=p["split_s"], split_tokens=p["split_tokens"],
-            max_splits=p["max_splits"], max_splits_single=p["max_splits_single"], ramp_s=p["ramp_s"], ramp_bytes=p["ramp_bytes"],
+            max_splits=p["max_splits"], ramp_s=p["ramp_s"], ramp_bytes=p["ramp_bytes"], single=single,
             stream_knee=p["stream_knee"], knee=p["knee"], l2_bytes=p["l2_share"] * (gpu.l2_bytes or 5e7), l2_sharp=p["l2_sharp"],
             sm_count=float(gpu.sm_count or 132), prefill_flop_per_s=p["prefill_flop"] * peak, prefill_fixed_s=p["prefill_fixed_s"],
             prefill_keys=p["prefill_keys"], prefill_fill=p["prefill_fill"],
@@ -95,8 +89,6 @@ class _Work(NamedTuple):
 
     units: Array
     """num_seqs x KV heads x row tiles."""
-    single: npt.NDArray[np.bool_]
-    """One row per KV head."""
     context: Array
     token_bytes: Array
     """KV bytes of a token and KV head."""
@@ -104,17 +96,14 @@ class _Work(NamedTuple):
     """FLOP of one row tile on one KV token."""
     read_bytes: Array
     """KV and activations from memory, each sequence once."""
-    causal: Array
-    """Share of the context that an average row attends to."""
 
 
 def _stream(w: _Work, fit: AttentionFit, repeated: bool) -> KernelTime:
-    most = np.where(w.single, fit.max_splits_single, fit.max_splits)
-    splits = np.clip(fit.sm_count / w.units, 1.0, np.maximum(1.0, np.minimum(w.context / fit.split_tokens, most)))
+    splits = np.clip(fit.sm_count / w.units, 1.0, np.maximum(1.0, np.minimum(w.context / fit.split_tokens, fit.max_splits)))
     waves = np.maximum(w.units * splits / fit.sm_count, 1.0)
     per_sm = waves * w.context / splits * fit.sm_count
     cta = per_sm * w.token_bytes / fit.cta_bytes_per_s
-    compute = per_sm * w.tile_flop * w.causal / fit.flop_per_s
+    compute = per_sm * w.tile_flop / fit.flop_per_s  # masked corners of a tile are computed too
     cold = w.read_bytes
     if repeated and fit.l2_bytes > 0:
         cold = cold / (1.0 + (fit.l2_bytes / w.read_bytes) ** fit.l2_sharp)
@@ -155,10 +144,13 @@ def attention_time(  # noqa: PLR0913
     group = heads / kv_heads
     rows, passes = padded_rows(np.minimum(q, VERIFY_MAX_QUERY), group, head_dim, kernel)
     work = _Work(
-        units=b * kv_heads * passes, single=group * q <= 1.0, context=s, token_bytes=token,
-        tile_flop=2.0 * width * rows / passes, read_bytes=read, causal=np.maximum(1.0 - (q - 1.0) / (2.0 * s), 0.5),
+        units=b * kv_heads * passes, context=s, token_bytes=token,
+        tile_flop=2.0 * width * rows / passes, read_bytes=read,
     )  # fmt: skip
     decode = _stream(work, fit, repeated)
+    one = np.broadcast_to(group * q <= 1.0, decode.time_s.shape)
+    if fit.single is not None and one.any():
+        decode = kernel_time(*(np.where(one, x, y) for x, y in zip(_stream(work, fit.single, repeated), decode, strict=True)))
     if not chunk.any():
         return decode
     long = _prefill(b, q, s, heads=heads, read=read, flop_per_pair=2.0 * width, fit=fit)
@@ -191,7 +183,7 @@ def mla_time(  # noqa: PLR0913
     token = (kv_rank + rope_dim) * as_array(kv_bytes_per_element)
     width = 2.0 * kv_rank + rope_dim
     work = _Work(
-        units=b * passes, single=rows <= 1.0, context=s, token_bytes=token, tile_flop=2.0 * width * rows / passes,
-        read_bytes=b * (s * token + q * as_array(num_heads) * (2.0 * width)), causal=np.maximum(1.0 - (q - 1.0) / (2.0 * s), 0.5),
+        units=b * passes, context=s, token_bytes=token, tile_flop=2.0 * width * rows / passes,
+        read_bytes=b * (s * token + q * as_array(num_heads) * (2.0 * width)),
     )  # fmt: skip
     return _stream(work, fit, repeated)

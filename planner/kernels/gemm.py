@@ -20,9 +20,6 @@ from planner.kernels.base import Array, KernelTime, Num, Params, as_array, kerne
 TILE = 128.0
 #: Weights and activations far below this many bytes may still sit in L2 when a benchmark repeats a call.
 WARM_BYTES = 1e8
-PARAMS = (
-    "fixed_s", "per_k_s", "k_split", "latency_knee", "bandwidth", "flop", "knee", "wave_cap", "wave_share", "warm_share", "quant_bytes",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import numpy as np
 from gpu_profiles.schema import GpuProfile
 from planner.kernels.base import KernelTime, Num, Params, as_array, kernel_time, smooth_max
 
-PARAMS = ("fixed_s", "bandwidth", "token_share", "knee", "chunk_fixed_s", "chunk_flop")
 #: Query length from which engines run the chunked kernel instead of the recurrent one.
 CHUNK_FROM = 17.0
 
@@ -21,6 +20,8 @@ class StateFit:
     bytes_per_s: float
     fixed_s: float
     """Convolution and recurrence of a few sequences."""
+    token_s: float = 1.5e-6
+    """One further verified token of few sequences: tokens are walked in sequence."""
     token_share: float = 0.55
     """Cost of one further verified token, in reads-and-writes of the state (kernels keep 1 + D states for the rollback)."""
     knee: float = 3.0
@@ -32,8 +33,8 @@ class StateFit:
     def from_params(cls, p: Params, gpu: GpuProfile, dtype: str) -> StateFit:
         """Fitted shares on the peaks of `gpu`."""
         return cls(
-            bytes_per_s=p["bandwidth"] * gpu.bytes_per_s, fixed_s=p["fixed_s"], token_share=p["token_share"], knee=p["knee"],
-            chunk_flop_per_s=p["chunk_flop"] * gpu.peak(dtype), chunk_fixed_s=p["chunk_fixed_s"],
+            bytes_per_s=p["bandwidth"] * gpu.bytes_per_s, fixed_s=p["fixed_s"], token_s=p["token_s"], token_share=p["token_share"],
+            knee=p["knee"], chunk_flop_per_s=p["chunk_flop"] * gpu.peak(dtype), chunk_fixed_s=p["chunk_fixed_s"],
         )  # fmt: skip
 
     @classmethod
@@ -54,6 +55,6 @@ def state_time(num_seqs: Num, query_len: Num, state_bytes: Num, flop: Num, fit: 
     chunked = q >= CHUNK_FROM
     memory = 2.0 * b * as_array(state_bytes) / fit.bytes_per_s * np.where(chunked, 1.0, 1.0 + fit.token_share * (q - 1.0))
     compute = np.where(chunked, as_array(flop) / fit.chunk_flop_per_s, 0.0)
-    fixed = np.where(chunked, fit.chunk_fixed_s, fit.fixed_s)
+    fixed = np.where(chunked, fit.chunk_fixed_s, fit.fixed_s + fit.token_s * (q - 1.0))
     time = np.where(chunked, fixed + memory + compute, smooth_max(as_array(fixed + 0 * memory), as_array(memory), fit.knee))
     return kernel_time(time, memory, compute, fixed)
