@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from planner.cli.acceptance import acceptance_app
 from planner.errors import DraftlineError
 
 app = typer.Typer(
@@ -20,6 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Which drafter and how many draft tokens, on this model, these GPUs, this traffic - or is speculation a loss here?",
 )
+
+app.add_typer(acceptance_app, name="acceptance")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")]
