@@ -123,6 +123,15 @@ def batch_attention_points(backends: Sequence[str], dtypes: Sequence[str], group
     ]  # fmt: skip
 
 
+def prefill_points(backends: Sequence[str], dtypes: Sequence[str], group: int, kv_heads: int, head_dim: int, queries: Sequence[int]) -> list[Point]:
+    """Prompt chunks: the whole prompt, and a chunk behind as much context again."""
+    return [
+        point("attention", 3, context != q and q == queries[0], backend=b, dtype=d, num_seqs=1, query_len=q, context_len=context,
+              num_heads=group * kv_heads, num_kv_heads=kv_heads, head_dim=head_dim)
+        for b in backends for d in dtypes for q in queries for context in (q, 4 * q) if b not in SLOW_TO_COMPILE
+    ]  # fmt: skip
+
+
 def moe_points(dtypes: Sequence[str], experts: int, width: int, ffn: int) -> list[Point]:
     """Grouped expert GEMM: rows spread over 1, 2, 4, ... touched experts."""
     touched = [t for t in (1, 2, 4, 8, 16, 32, 64, 128) if t <= experts]
@@ -153,6 +162,7 @@ def standard_plan(
         points += gemm_points(tuple(shapes) or CPU_SHAPES, dtypes, 256, 6e8)
         points += attention_points(backends, (4, 1), (1024, 4096), dtypes=dtypes, kv_heads=4, head_dim=64, edges=())
         points += batch_attention_points(backends, dtypes, 4, 4, 64, 512)
+        points += prefill_points(backends, dtypes, 4, 4, 64, (64, 256))
         points += moe_points(("fp32",), 16, 512, 1024)
         points += [point("sampler", 3, vocab=v, rows=r) for v in (32000, 151936) for r in (1, 8)]
         points += round_points(ROUND_CPU, "fp32", 512, (1, 4))
@@ -162,6 +172,7 @@ def standard_plan(
         points += gemm_points(tuple(shapes) or GPU_SHAPES, dtypes, 2048, 1e13)
         points += attention_points(backends, (8, 4, 16, 32), (8192, 32768, 2048, 131072), dtypes=("bf16",), kv_heads=8, head_dim=128)
         points += batch_attention_points(backends, ("bf16",), 8, 8, 128, 8192)
+        points += prefill_points([b for b in backends if b != "triton"], ("bf16",), 8, 8, 128, (512, 2048))
         points += moe_points(("bf16",), 128, 4096, 1536)
         points += [point("sampler", 3, vocab=v, rows=r) for v in (32000, 151936) for r in (1, 8, 64, 256)]
         points += round_points(ROUND_GPU, "bf16", 4096, (1, 8, 32))

@@ -7,7 +7,7 @@ stopped; a pass that was cut gets a new sentinel, and starts over when that move
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -34,8 +34,8 @@ def silent(what: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
-class RawFileError(Exception):
-    """A raw file cannot be continued on this machine."""
+class SessionError(Exception):
+    """No such device, or a raw file that cannot be gone on with here."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Session:
     def _open(self, environment: dict[str, Any]) -> None:
         known = self.store.of("environment")
         if known and not same_machine(known[0]["fingerprint"], environment):
-            raise RawFileError(f"{self.store.path.name} was begun on another machine or with other library versions")
+            raise SessionError(f"{self.store.name} was begun on another machine or with other library versions")
         for record in self.store.of("point"):
             self.cost_s[record["key"]] = record["wall_s"]
         if known:
@@ -203,7 +203,7 @@ def open_device(settings: Settings) -> tuple[Device, dict[str, Any]]:
         return CpuDevice(env.cache_bytes(), settings.working_set_bytes), env.cpu_environment()
     torch = import_module("torch")
     if not torch.cuda.is_available():
-        raise RuntimeError("torch sees no CUDA device")
+        raise SessionError("torch sees no CUDA device")
     found = env.cuda_environment()
     return CudaDevice(int(found["cache_bytes"])), found
 
@@ -214,14 +214,14 @@ def run(settings: Settings, raw: Path) -> Store:
     return Session(settings, Store(raw), device=device, environment=environment).run()
 
 
-def results(records: Sequence[Record]) -> list[Record]:
+def results(records: Sequence[Mapping[str, Any]]) -> list[Record]:
     """One record per point: samples pooled over the accepted passes (over all where none was), with its median and interval.
 
     `passes_s` keeps the median of each pass: how well it repeats.
     """
     verdicts = {r["index"]: r["ok"] for r in records if r["kind"] == "pass"}
     accepted = {i for i, ok in verdicts.items() if ok} or {r["index"] for r in records if r["kind"] == "point"}
-    pooled: dict[str, list[Record]] = {}
+    pooled: dict[str, list[Mapping[str, Any]]] = {}
     for r in records:
         if r["kind"] == "point" and r["index"] in accepted and r["samples_s"]:
             pooled.setdefault(r["key"], []).append(r)

@@ -17,6 +17,8 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 #: A difference of 6 and more is called strong evidence (Kass and Raftery 1995).
 STRONG = 6.0
+#: A candidate counts where points lie within this factor of it (32 and 40 rows, with 8 query heads per KV head).
+NEAR = 1.3
 
 
 class Term(NamedTuple):
@@ -65,14 +67,20 @@ def _grow(pool: Sequence[Term], x: Array, time_s: Array) -> tuple[float, list[Te
     return best, chosen
 
 
+def _bracketed(edge: float, x: Array) -> bool:
+    """Points close on both sides of the edge: a jump anywhere in a wide gap is not a step at its end."""
+    below, above = x[x <= edge], x[x > edge]
+    return bool(len(below) and len(above) and below.max() >= edge / NEAR and above.min() <= max(edge + 1.0, edge * NEAR))
+
+
 def find_steps(x: Sequence[float], time_s: Sequence[float], candidates: Sequence[float]) -> list[Step]:
     """Steps at `candidates` that the curve supports, strongest evidence first.
 
-    x: rows or tokens, repeats allowed; time_s: seconds; a candidate c is a jump between c and the next x above it. A candidate outside
-    the data is passed over.
+    x: rows or tokens, repeats allowed; time_s: seconds; a candidate c is a jump between c and the next x above it. A candidate without
+    points close on both sides is passed over.
     """
     xs, ts = np.asarray(x, dtype=np.float64), np.asarray(time_s, dtype=np.float64)
-    inside = [float(c) for c in candidates if (xs <= c).any() and (xs > c).any()]
+    inside = [float(c) for c in candidates if _bracketed(float(c), xs)]
     pool = [Term(kind, c) for c in inside for kind in ("hinge", "step")]
     bic, chosen = _grow(pool, xs, ts)
     found = []

@@ -24,24 +24,33 @@ def read_records(path: Path) -> list[Record]:
     return [json.loads(line) for line in whole.splitlines() if line.strip()]
 
 
+def _drop_half_line(path: Path) -> None:
+    data = path.read_bytes() if path.exists() else b""
+    if data and not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
 class Store:
-    """Append-only file of records."""
+    """Append-only file of records; without a path they stay in memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.records = read_records(path)
-        if path.exists():
-            self._drop_half_line()
+        self.records: list[Record] = []
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.records = read_records(path)
+            _drop_half_line(path)
 
-    def _drop_half_line(self) -> None:
-        data = self.path.read_bytes()
-        if data and not data.endswith(b"\n"):
-            os.truncate(self.path, data.rfind(b"\n") + 1)
+    @property
+    def name(self) -> str:
+        return self.path.name if self.path else "memory"
 
     def append(self, kind: str, **fields: Any) -> Record:
         """Write one record in one call to the system, and to the disk before the next measurement."""
         record: Record = {"kind": kind, **fields}
+        self.records.append(record)
+        if self.path is None:
+            return record
         line = json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -49,7 +58,6 @@ class Store:
             os.fsync(fd)
         finally:
             os.close(fd)
-        self.records.append(record)
         return record
 
     def of(self, kind: str) -> list[Record]:

@@ -1,0 +1,143 @@
+"""`draftline calibrate`: measure this device, fit a profile, write it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from gpu_profiles.schema import GpuProfile
+    from microbench.session import Settings
+
+#: Seconds of --check by default, and the points it draws.
+CHECK_POINTS = 24
+
+
+def calibrate(  # noqa: PLR0913
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    budget: Annotated[float, typer.Option(help="Seconds to measure.")] = 120.0,
+    out: Annotated[Path, typer.Option(help="Profile to write; --gpu takes it.")] = Path("profile.json"),
+    raw: Annotated[Path | None, typer.Option(help="Raw samples (default: beside OUT). An unfinished file is gone on with.")] = None,
+    from_raw: Annotated[Path | None, typer.Option("--from", help="Fit this raw file and measure nothing.")] = None,
+    model: Annotated[str | None, typer.Option(help="Measure the matrices of this model instead of a standard set.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Packaged profile to take datasheet peaks from (default: by the device's name).")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Afterwards measure points that were not fitted and compare.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Measure this GPU or CPU for a budget of seconds and write a profile with its error bands.
+
+    Example: draftline calibrate --device cpu --budget 120 --out cpu.json
+    """
+    from gpu_profiles.load import load_gpu
+    from microbench.store import read_records, write_atomic
+    from planner.calibrate.bench import fit_profile, profile_text
+
+    if device not in ("cpu", "cuda"):
+        raise InputError("unknown device", where="--device", got=device, expected="cpu or cuda")
+    if budget <= 0:
+        raise InputError("--budget must be positive", got=budget, expected="seconds, e.g. 120")
+    base = load_gpu(gpu) if gpu else None
+    if from_raw is not None:
+        if not from_raw.exists():
+            raise InputError("no such raw file", where="--from", got=str(from_raw))
+        records: Sequence[dict[str, Any]] = read_records(from_raw)
+    else:
+        records = measure(device, budget, raw or out.with_suffix(".raw.jsonl"), model)
+    result = fit_profile(records, base=base)
+    write_atomic(out, profile_text(result.profile))
+    answer: dict[str, Any] = {"profile": str(out), "id": result.profile.id, "held_out_error": dict(result.errors)}
+    if check:
+        answer["check"] = fresh_check(device, result.profile)
+    show(answer, result.profile, as_json)
+
+
+def measure(device: str, budget_s: float, raw: Path, model: str | None) -> Sequence[dict[str, Any]]:
+    """Run the microbenchmark into `raw`, with a progress line, and return its records."""
+    from microbench.session import SessionError, Settings, run
+    from microbench.store import Store
+
+    if raw.exists() and Store(raw).finished:
+        raw.replace(raw.with_suffix(".previous.jsonl"))
+    shapes, working_set = model_shapes(model) if model else ((), None)
+    settings = Settings(device=device, budget_s=budget_s, shapes=shapes, working_set_bytes=working_set)
+    with progress(settings):
+        try:
+            return run(settings, raw).records
+        except ModuleNotFoundError as error:
+            hint = "Install torch: pip install 'draftline[gpu]', or a CPU build of torch."
+            raise InputError(f"measuring needs {error.name}", where="calibrate", hint=hint) from None
+        except SessionError as error:
+            raise InputError(str(error), where="calibrate", hint="Give another --raw file or --device.") from None
+        except KeyboardInterrupt:
+            typer.echo(f"interrupted: what was measured is in {raw}; the same command goes on from there", err=True)
+            raise typer.Exit(130) from None
+
+
+def progress(settings: Settings) -> Any:
+    """A progress bar on stderr while it is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    task = bar.add_task("measuring", total=None)
+    settings.progress = lambda what, done, total: bar.update(task, description=f"{what:10}", completed=done, total=total)
+    return bar
+
+
+def model_shapes(model: str) -> tuple[list[tuple[int, int]], float]:
+    """(N, K) of a model's matrices on one device, smallest first, and the bytes that a pass of it touches at most."""
+    from planner.cases import Case
+    from planner.deployment import resolve
+
+    case = Case.model_validate({"id": None, "model": model, "gpu": "h100-sxm", "engine": "ideal", "context_len": 1024})
+    matrices = [(shape.n, shape.k, count) for _, shape, count in resolve(case).plan.gemms]
+    found = {(int(n), int(k)) for n, k, _ in matrices}
+    return sorted(found, key=lambda s: s[0] * s[1]), 2.0 * sum(n * k * count for n, k, count in matrices)
+
+
+def fresh_check(device: str, profile: GpuProfile) -> dict[str, Any]:
+    """Predicted against freshly measured at points that no fit has seen: the median error, in all and by kernel class."""
+    import numpy as np
+
+    from microbench.check import fresh_points, measure_points
+    from planner.calibrate.bench_report import predict
+
+    rows = measure_points(device, fresh_points(device, CHECK_POINTS))
+    answers = [(r, predict(r, profile)) for r in rows]
+    errors: dict[str, list[float]] = {}
+    for r, p in answers:
+        errors.setdefault(f"{r['op']}/{r['args']['dtype']}", []).append(abs(p / r["time_s"] - 1.0))
+    return {
+        "points": [{"key": r["key"], "measured_s": r["time_s"], "predicted_s": float(f"{p:.4g}")} for r, p in answers],
+        "median_error": float(f"{np.median([e for v in errors.values() for e in v]):.3g}"),
+        "by_class": {k: float(f"{np.median(v):.3g}") for k, v in sorted(errors.items())},
+    }
+
+
+def show(answer: dict[str, Any], profile: GpuProfile, as_json: bool) -> None:
+    """The outcome on the terminal."""
+    import json
+
+    from planner.units import si
+
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2, allow_nan=False))
+        return
+    peaks = ", ".join(f"{d} {si(v * profile.matmul_eff[d], 'FLOP/s')}" for d, v in profile.peak_flop_per_s.items())
+    lines = [f"{profile.name}: memory {si(profile.bytes_per_s, 'B/s')}, matmul {peaks}"]
+    lines += [f"  held out  {k:24} median error {100 * v:.1f} %" for k, v in answer["held_out_error"].items()]
+    if "check" in answer:
+        for p in answer["check"]["points"]:
+            ratio = p["predicted_s"] / p["measured_s"] - 1.0
+            lines.append(f"  measured {si(p['measured_s'], 's'):>9}  predicted {si(p['predicted_s'], 's'):>9}  {100 * ratio:+6.1f} %  {p['key']}")
+        lines += [f"  fresh     {k:24} median error {100 * v:.1f} %" for k, v in answer["check"]["by_class"].items()]
+        lines.append(f"  fresh     all                      median error {100 * answer['check']['median_error']:.1f} %")
+    lines.append(f"wrote {answer['profile']}; use it with: draftline plan MODEL --gpu {answer['profile']}")
+    typer.echo("\n".join(lines))
