@@ -17,7 +17,7 @@ Origin = Literal["datasheet", "measured", "fitted", "assumed", "announced"]
 #: Storage dtypes that need no unpacking.
 WIDE_DTYPES = frozenset({"bf16", "fp16", "fp32"})
 
-#: What an engine adds to kernel sums. Keys ending in _s are seconds, by what they scale with; the last two are ratios.
+#: What an engine adds to kernel sums. Keys ending in _s are seconds, by what they scale with; the last is a ratio.
 OVERHEAD_KEYS = (
     "per_step_s",  # every forward step, speculation or not
     "per_layer_s",  # target layer and step: launch gaps and small kernels
@@ -28,8 +28,7 @@ OVERHEAD_KEYS = (
     "eager_per_layer_s",  # host time of a layer that runs outside a CUDA graph
     "lookup_base_s",  # n-gram or suffix look-up per round
     "lookup_per_seq_s",  # ... and per sequence
-    "kernel_scale",  # served kernel time over the kernel model's
-    "prefill_share",  # share of a prompt's marginal prefill time that decoding requests wait for
+    "kernel_scale",  # served kernel time over an isolated kernel's, its fixed part aside
 )
 
 

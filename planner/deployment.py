@@ -255,7 +255,7 @@ def dtypes_of(model: ModelSpec, case: Case, gpu: GpuProfile, engine: EngineProfi
     if isinstance(case.weights_dtype, str):
         weights.update(dict.fromkeys(QUANTISED, case.weights_dtype))
         weights.update(lm_head=model.base_dtype, router=model.base_dtype)
-        kv, block = "bf16", block and case.weights_dtype == "fp8"
+        kv, block = "bf16", case.weights_dtype == "fp8" and (block or model.is_moe)  # FP8 checkpoints of MoE models are block-scaled
     elif isinstance(case.weights_dtype, WeightsByClass):
         named = case.weights_dtype.model_dump(exclude_none=True)
         weights.update(named)

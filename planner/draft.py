@@ -89,7 +89,7 @@ class DraftPlan:
         total: Num = 0.0
         for m in self.extend:
             n = split_columns(m.n, tp if m.shard == "column" else 1)
-            total = total + self.machine.op_time(Gemm(m.name, rows, n, m.k, 1, "bf16", "bf16")).time_s
+            total = total + self.machine.served_s(Gemm(m.name, rows, n, m.k, 1, "bf16", "bf16"))
         return total
 
     def pass_ops(self, num_seqs: Num, query_len: Num, context_len: Num, sampled_rows: Num) -> list[Op]:
@@ -105,8 +105,8 @@ class DraftPlan:
         if not self.markov_rank or self.body is None:
             return 0.0
         vocab = self.body.network.head_vocab
-        step = self.machine.op_time(Gemm("Markov head", num_seqs, vocab // self.body.layout.tp, self.markov_rank, 1, "bf16", "bf16"))
-        return draft_len * step.time_s
+        step = self.machine.served_s(Gemm("Markov head", num_seqs, vocab // self.body.layout.tp, self.markov_rank, 1, "bf16", "bf16"))
+        return draft_len * step
 
     def prefill_s(self, input_len: Num) -> Num:
         """The drafter reads the prompt too."""

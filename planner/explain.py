@@ -52,7 +52,7 @@ def explain_case(raw: Mapping[str, Any]) -> dict[str, Any]:
 def op_row(op: Op, m: Machine, dep: Deployment) -> dict[str, Any]:
     """One operation over a whole pass (all its layers)."""
     t = m.op_time(op)
-    time = float(np.asarray(t.time_s)) * op.count
+    time = float(m.served_s(op))
     flop, moved = float(np.asarray(op.flop)) * op.count, float(np.asarray(op.bytes)) * op.count
     if isinstance(op, AllReduce | AllGather | AllToAll):
         bound, light = "network", moved / m.gpu.link_bytes_per_s

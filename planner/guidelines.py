@@ -75,7 +75,7 @@ def _toward_ridge(dep: Deployment, batch: int, context_len: float, draft_len: in
 
 def _tile_rule(dep: Deployment, batch: int, context_len: float, draft_len: int | None) -> dict[str, Any]:
     ops = step_ops(dep, float(batch), 1.0, context_len)
-    spent = [(op, float(op.count * dep.machine.op_time(op).time_s)) for op in ops]
+    spent = [(op, float(dep.machine.served_s(op))) for op in ops]
     total = sum(t for _, t in spent)
     share = sum(t for op, t in spent if isinstance(op, KvOp | LatentOp)) / total
     gemms = sum(t for op, t in spent if isinstance(op, Gemm)) / total

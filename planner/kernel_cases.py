@@ -59,7 +59,7 @@ def kernel_time(case: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("gpu", "engine"):
         if not isinstance(case.get(key, "vllm" if key == "engine" else None), str):
             raise InputError(f"{key!r} is missing or not a name", where=where, got=case.get(key))
-    m = machine(str(case["gpu"]), str(case.get("engine", "vllm")), case.get("backend"))
+    m = machine(str(case["gpu"]), str(case.get("engine", "vllm")), case.get("backend"), isolated=True)
     op, fit_op, fit_dtype = BUILD[op_name](values, m)
     t = m.op_time(op)
     fitted = m.fit(fit_op, fit_dtype)

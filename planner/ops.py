@@ -7,6 +7,7 @@ a scalar or an array; they broadcast together. Operations carry FLOP and bytes; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -266,13 +267,21 @@ class ExpertsOp:
 
     @property
     def touched(self) -> Num:
-        """Distinct experts read on one rank."""
-        return experts_touched(self.core.num_experts, self.core.top_k, self.num_seqs, self.query_len, self.overlap) / self.ep
+        """Distinct experts read on the worst of the expert-parallel ranks.
+
+        Each of a rank's E/ep experts is touched with probability p, so their number scatters by sqrt(E/ep p (1 - p)); every rank waits
+        for the largest of ep such numbers, about sqrt(2 ln ep) deviations above the mean.
+        """
+        mean = experts_touched(self.core.num_experts, self.core.top_k, self.num_seqs, self.query_len, self.overlap) / self.ep
+        held = self.core.num_experts / self.ep
+        scatter = np.sqrt(mean * (1.0 - mean / held))
+        return np.minimum(mean + scatter * math.sqrt(2.0 * math.log(self.ep)), held)
 
     @property
     def expert_rows(self) -> Num:
-        """(token, expert) pairs computed on one rank."""
-        return self.rows * self.core.top_k / self.ep
+        """(token, expert) pairs computed on the worst rank (the same scatter, of a Poisson count)."""
+        mean = self.rows * self.core.top_k / self.ep
+        return mean + np.sqrt(mean) * math.sqrt(2.0 * math.log(self.ep))
 
     @property
     def ffn(self) -> float:

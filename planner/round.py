@@ -55,7 +55,7 @@ def step_time(dep: Deployment, num_seqs: Num, query_len: Num, context_len: Num) 
     """(seconds, parts, eager) of a decode or verification pass with the per-layer residual; launch-bound when no graph covers it."""
     o = dep.overheads
     parts = dep.machine.pass_time(step_ops(dep, num_seqs, query_len, context_len))
-    busy = parts.time_s * o["kernel_scale"] + o["per_layer_s"] * dep.residual_layers
+    busy = parts.time_s + o["per_layer_s"] * dep.residual_layers
     eager = dep.runs_eager(num_seqs, query_len)
     host = o["eager_per_layer_s"] * dep.network.num_layers
     return np.where(eager, np.maximum(busy, host), busy), parts, eager
@@ -73,7 +73,7 @@ def round_time(dep: Deployment, num_seqs: Num, context_len: Num, draft_len: Num)
     if dep.drafter is not None and (d > 0).any():
         cost = dep.draft_plan.round(n, context_len, d)
         on = d > 0
-        draft = cost.kernel_s * o["kernel_scale"] + o["per_draft_pass_s"] * cost.passes + 0.0 * verify
+        draft = cost.kernel_s + o["per_draft_pass_s"] * cost.passes + 0.0 * verify
         if dep.drafter.kind in LOOKUP:
             draft = draft + np.where(on, o["lookup_base_s"] + o["lookup_per_seq_s"] * n, 0.0)
         overhead = overhead + np.where(on, o["per_round_s"] + o["per_verified_token_s"] * n * (width - 1.0), 0.0)
@@ -108,8 +108,8 @@ def prefill_time(dep: Deployment, num_decoding: Num, context_len: Num, input_len
     prompt = Segment(1.0, size, mean_end, 1.0)
     riders = Segment(np.asarray(num_decoding, dtype=np.float64), 1.0, np.asarray(context_len, dtype=np.float64), 1.0)
     o = dep.overheads
-    mixed = dep.machine.pass_time(pass_ops(dep.plan, [riders, prompt])).time_s * o["kernel_scale"]
-    alone = dep.machine.pass_time(pass_ops(dep.plan, [riders])).time_s * o["kernel_scale"]
+    mixed = dep.machine.pass_time(pass_ops(dep.plan, [riders, prompt])).time_s
+    alone = dep.machine.pass_time(pass_ops(dep.plan, [riders])).time_s
     draft = 0.0 if dep.drafter is None else dep.draft_plan.prefill_s(size) * chunks
     fixed = o["per_layer_s"] * dep.residual_layers + o["per_step_s"]
     return np.maximum(mixed - alone, 0.0) * chunks, (mixed + fixed) * chunks, draft

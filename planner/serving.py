@@ -82,7 +82,7 @@ def serve(dep: Deployment, *, concurrency: Num, draft_len: Num, acceptance_len: 
     scale = 1.0 if anchor is None else anchor.scale
     marginal, whole = prefill_cost(dep, in_pass, traffic, d, scale)
     others = np.maximum(per_rank - 1.0, 0.0) / dep.layout.pp
-    tpot = tpot + dep.overheads["prefill_share"] * others / traffic.output_len * marginal
+    tpot = tpot + others / traffic.output_len * marginal
     busy = np.minimum(per_rank * marginal / (traffic.output_len * tpot), 0.9)
     service = whole * (1.0 + busy / (2.0 * (1.0 - busy))) + cost.round_s / 2.0
     pure = ~np.isfinite(np.asarray(traffic.output_len))
