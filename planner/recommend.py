@@ -132,8 +132,19 @@ def _reasons(run: Run, cell: Cell, choice: Choice, i: int, j: int) -> list[str]:
             out.append(f"D={d + 1} would add {gain:.1%} tokens for {cost:.1%} time")
         elif d == arm.max_draft_len and arm.dep.drafter is not None and arm.dep.drafter.max_trained_draft_len == d:
             out.append(f"D={d} is the most this drafter was trained for")
+    out.append(_what_binds(run.grids[run.arms.index(arm)], i, j, d))
     out += edges_of(arm.dep, _running(run, arm, i, j, d), d)[:2]
     return out
+
+
+def _what_binds(grid: Grid, i: int, j: int, draft_len: int) -> str:
+    """The two largest shares of the target's pass."""
+    at = int(np.flatnonzero(grid.draft_len == draft_len)[0])
+    shape = grid.served.tpot_s.shape
+    parts = {name: float(np.broadcast_to(p, shape)[i, at, j]) for name, p in zip(PARTS, grid.served.round.parts[1:], strict=True)}
+    total = sum(parts.values()) or 1.0
+    first, second = sorted(parts, key=lambda k: -parts[k])[:2]
+    return f"the target's pass is {parts[first] / total:.0%} {first}, {parts[second] / total:.0%} {second} bound"
 
 
 def _running(run: Run, arm: Arm, i: int, j: int, draft_len: int) -> int:

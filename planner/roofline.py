@@ -169,8 +169,8 @@ class Machine:
             split = np.maximum(np.asarray(op.query_len, dtype=np.float64) / op.core.window, 1.0)
             seen = np.where(split > 1.0, 1.5 * op.core.window, op.attended_len)
             return unsplit(dense(op.num_seqs * split, op.query_len / split, seen), kernel, op.query_len, seen)
-        whole = op.attended_len + op.local_len
-        return unsplit(dense(op.num_seqs, op.query_len, whole), kernel, op.query_len, whole)
+        length = op.attended_len + op.local_len
+        return unsplit(dense(op.num_seqs, op.query_len, length), kernel, op.query_len, length)
 
     def _latent(self, op: LatentOp) -> KernelTime:
         fit, core = self.fit("mla", op.kv_dtype).value, op.core

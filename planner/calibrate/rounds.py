@@ -47,7 +47,7 @@ class SweepArms:
     assumed: NDArray[np.bool_]
     """The sweep's concurrency is an assumption."""
 
-    def speedup(self, p: Sequence[float]) -> F:
+    def speedup(self, p: Sequence[float] | F) -> F:
         return self.to_metric * self.plain_s / (self.round_s + np.asarray(p) @ self.per_parameter)
 
     def take(self, mask: NDArray[np.bool_]) -> SweepArms:
