@@ -8,7 +8,6 @@ from planner.deployment import Deployment
 from planner.kernels import padded_rows
 from planner.models.spec import KvAttention
 from planner.ops import gqa_group_size
-from planner.roofline import gemm_key
 
 STEP_WORTH_NAMING = 0.08
 """A GEMM step below 8 % is not worth a sentence."""
@@ -17,10 +16,10 @@ STEP_WORTH_NAMING = 0.08
 def gemm_steps(dep: Deployment) -> tuple[tuple[int, float], ...]:
     """(last M before a step, factor of the step) of the target's main GEMM stack, from measured per-M factors."""
     dtype = dep.dtypes.weights.get("mlp", "bf16")
-    fit = dep.machine.fit("gemm", gemm_key(dtype, dep.dtypes.act[dtype], dep.dtypes.block_scaled)).value
-    nodes, logs = getattr(fit, "step_m", ()), getattr(fit, "step_log", ())
+    fit = dep.machine.gemm_fit(dtype, dep.dtypes.act[dtype], dep.dtypes.block_scaled)
+    nodes = tuple(zip(fit.step_m, fit.step_log, strict=True))
     found = []
-    for (m0, y0), (m1, y1) in zip(zip(nodes, logs, strict=True), zip(nodes[1:], logs[1:], strict=True), strict=False):
+    for (m0, y0), (m1, y1) in zip(nodes, nodes[1:], strict=False):
         if m1 == m0 + 1 and math.expm1(y1 - y0) > STEP_WORTH_NAMING:
             found.append((int(m0), math.exp(y1 - y0)))
     return tuple(found)
@@ -42,10 +41,15 @@ def edges_of(dep: Deployment, num_seqs: int, draft_len: int) -> tuple[str, ...]:
     out: list[str] = []
     per_rank = math.ceil(math.ceil(num_seqs / dep.layout.dp) / dep.layout.pp)
     rows = per_rank * (1 + draft_len)
-    above = [(m, f) for m, f in gemm_steps(dep) if m >= rows]
-    if above:
-        m, f = above[0]
-        out.append(f"GEMM rows {per_rank} x {1 + draft_len} = {rows}: the next step is above {m} (+{f - 1:.0%})")
+    following = per_rank * (2 + draft_len)
+    for edge, factor in gemm_steps(dep):
+        if rows <= edge < following:
+            out.append(
+                f"D={draft_len} keeps {per_rank} x {1 + draft_len} = {rows} GEMM rows under the step at {edge};"
+                f" D={draft_len + 1} would cost {factor - 1:.0%} more GEMM time for it"
+            )
+        elif edge < rows <= edge + per_rank and draft_len:
+            out.append(f"D={draft_len} has {rows} GEMM rows, past the step at {edge} (+{factor - 1:.0%}): D={draft_len - 1} stays under it")
     kernel = dep.machine.attention_kernel("gqa")
     for g, d, tile in attention_tiles(dep):
         padded = float(padded_rows(1.0 + draft_len, float(g), d, kernel)[0])

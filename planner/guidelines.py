@@ -17,7 +17,6 @@ from planner.deployment import Deployment
 from planner.edges import attention_tiles
 from planner.kernels import padded_rows
 from planner.ops import Gemm, KvOp, LatentOp
-from planner.roofline import gemm_key
 from planner.round import round_time, step_ops
 from planner.search import Arm
 from planner.units import bytes_per_element
@@ -44,7 +43,7 @@ def guideline_checks(
 def ridge_rows(dep: Deployment, weights_dtype: str) -> float:
     """GEMM rows M at which 2MNK / attainable FLOP/s equals NK bytes / attainable bytes/s: the ridge in rows."""
     act = dep.dtypes.act[weights_dtype]
-    fit = dep.machine.fit("gemm", gemm_key(weights_dtype, act, dep.dtypes.block_scaled)).value
+    fit = dep.machine.gemm_fit(weights_dtype, act, dep.dtypes.block_scaled)
     return float(fit.flop_per_s / fit.bytes_per_s * bytes_per_element(weights_dtype) / 2.0)
 
 

@@ -70,7 +70,7 @@ class Machine:
     isolated: bool = False
     """Kernels alone, as benchmarks time them (warm caches, fixed costs visible), instead of inside a served step."""
     _cache: dict[tuple[str, str], Fitted[Any]] = field(default_factory=dict, compare=False, repr=False)
-    _served: dict[tuple[str, str], GemmFit] = field(default_factory=dict, compare=False, repr=False)
+    _served: dict[str, GemmFit] = field(default_factory=dict, compare=False, repr=False)
 
     def fit(self, op: str, dtype: str) -> Fitted[Any]:
         """Fitted numbers of a kernel class in a dtype, with provenance and residual band."""
@@ -116,27 +116,28 @@ class Machine:
             op.rows,
             op.n,
             op.k,
-            self._gemm_fit(op),
+            self.gemm_fit(op.weights_dtype, op.act_dtype, op.block_scaled),
             weight_bytes_per_element=bytes_per_element(op.weights_dtype),
             act_bytes_per_element=bytes_per_element(op.act_dtype),
         )
 
-    def _gemm_fit(self, op: Gemm) -> GemmFit:
+    def gemm_fit(self, weights_dtype: str, act_dtype: str, block_scaled: bool) -> GemmFit:
         """Numbers of a GEMM: isolated as tabulated, or as it runs inside a served step.
 
         Inside a step the prologue, the K-loop latency and the activation quantisation that a benchmark times overlap with neighbours or
-        are fused away: with the tables' own values, served steps that the fit has not seen are predicted 13.6 % off in the median,
-        with the profile's attainable rates and the tables' steps in M 10.7 % (docs/accuracy.md). A profile calibrated on the machine
-        itself is taken as it is.
+        are fused away: with the tables' own values, served steps that the fit has not seen are predicted 13.6 % off in the median, with
+        the profile's attainable rates and the tables' steps in M 10.5 % (docs/accuracy.md). A profile calibrated on the machine itself is
+        taken as it is.
         """
-        fitted = self.fit("gemm", gemm_key(op.weights_dtype, op.act_dtype, op.block_scaled))
+        kernel = gemm_key(weights_dtype, act_dtype, block_scaled)
+        fitted = self.fit("gemm", kernel)
         if self.isolated or fitted.distance == "own":
             return fitted.value  # type: ignore[no-any-return]
-        key = ("served gemm", gemm_key(op.weights_dtype, op.act_dtype, op.block_scaled))
-        if key not in self._served:
-            rates = GemmFit.from_gpu(self.gpu, op.act_dtype)
-            self._served[key] = replace(rates, per_k_s=0.0, knee=SERVED_KNEE, step_m=fitted.value.step_m, step_log=fitted.value.step_log)
-        return self._served[key]
+        if kernel not in self._served:
+            rates = GemmFit.from_gpu(self.gpu, act_dtype)
+            nodes, logs = whole_time_steps(fitted.value, bytes_per_element(weights_dtype))
+            self._served[kernel] = replace(rates, per_k_s=0.0, knee=SERVED_KNEE, step_m=nodes, step_log=logs)
+        return self._served[kernel]
 
     def _kv(self, op: KvOp) -> KernelTime:
         kernel = self.attention_kernel("sparse" if op.gathers_per_query else "gqa")
@@ -277,6 +278,22 @@ class Machine:
             memory = memory + np.where(by_memory, spent - fixed, 0.0)
             compute = compute + np.where(by_memory, 0.0, spent - fixed)
         return [total, memory, compute, launch, network]
+
+
+STEP_SHAPE = 8192
+"""N = K of the GEMM at which a table's step factor is turned into one of the whole kernel time."""
+
+
+def whole_time_steps(fit: GemmFit, weight_bytes_per_element: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(M, log factor) of the steps on a kernel's whole time: a table's factor is on its roofline part alone, without fixed costs."""
+    if not fit.step_m:
+        return (), ()
+    m = np.asarray(fit.step_m)
+    stepped, smooth = (
+        gemm_time(m, STEP_SHAPE, STEP_SHAPE, f, weight_bytes_per_element=weight_bytes_per_element).time_s
+        for f in (fit, replace(fit, step_m=(), step_log=()))
+    )
+    return fit.step_m, tuple(float(x) for x in np.log(stepped / smooth))
 
 
 def gemm_key(weights_dtype: str, act_dtype: str, block_scaled: bool) -> str:

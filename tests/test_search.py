@@ -198,3 +198,17 @@ def test_a_baseline_narrows_the_band() -> None:
     off, loose = (next(x for x in p.points if x["drafter"] is None) for p in (tied, free))
     assert off["tpot_high_s"] / off["tpot_low_s"] < loose["tpot_high_s"] / loose["tpot_low_s"]
     assert off["tpot_s"] == pytest.approx(0.009, rel=1e-6)
+
+
+def test_the_recommendation_names_a_gemm_step_that_decides() -> None:
+    """CUTLASS fp8 on Hopper jumps above 64, 128 and 256 rows; B(1 + D) on such an edge is worth a sentence."""
+    from conftest import BASE
+    from planner.cases import Case
+    from planner.deployment import resolve
+    from planner.edges import edges_of, gemm_steps
+
+    dep = resolve(Case(**(BASE | {"gpu": "h200"})))
+    steps = dict(gemm_steps(dep))
+    assert steps[128] > 1.2, steps
+    assert "D=3 keeps 32 x 4 = 128 GEMM rows under the step at 128" in edges_of(dep, 32, 3)[0]
+    assert "D=4 has 160 GEMM rows, past the step at 128" in edges_of(dep, 32, 4)[0]
