@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -36,6 +36,9 @@ SIBLINGS = {
 ENGINES = {
     "vllm": ("vllm", "sglang", "trtllm"), "sglang": ("sglang", "vllm", "trtllm"), "trtllm": ("trtllm", "sglang", "vllm"), "ideal": (),
 }  # fmt: skip
+#: Bandwidth of a GEMM that unpacks small weights to 16 bit, over that of its 16-bit stack: 0.73 for int4 on A100 (8192 x 8192, M <= 16)
+#: and 0.71 for Marlin experts on H200, in the same tables.
+WEIGHT_ONLY_SHARE = 0.73
 #: Collectives on GPUs without their own table come from any GPU that has the same link.
 COLLECTIVES = ("allreduce", "allgather", "alltoall")
 
@@ -127,7 +130,10 @@ def kernel_fit(op: str, gpu: GpuProfile, engine: str, dtype: str) -> Fitted[Any]
         # a share of an fp8 peak says nothing about another dtype's: the stack must multiply in what was asked for
         if op in ("gemm", "moe") and compute_dtype(op, stack.dtype, gpu) != peak:
             continue
-        return Fitted(_build(op, stack, gpu, peak), _provenance(stack, gpu), _band(stack, op), stack.distance)
+        value = _build(op, stack, gpu, peak)
+        if "/" in dtype and "/" not in stack.dtype and peak == compute_dtype(op, "bf16", gpu):
+            value = replace(value, bytes_per_s=WEIGHT_ONLY_SHARE * value.bytes_per_s)
+        return Fitted(value, _provenance(stack, gpu), _band(stack, op), stack.distance)
     low, high = PRIOR_BAND[op]
     return Fitted(_prior(op, gpu, peak), f"prior from the {gpu.id} profile: no table for {op} in {dtype}", (low, high), "prior")
 

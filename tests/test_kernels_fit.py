@@ -242,6 +242,14 @@ def test_own_calibration_comes_first() -> None:
     assert found.value.fixed_s == params["fixed_s"]
 
 
+def test_small_weights_unpacked_to_16_bit_move_fewer_bytes_less_well() -> None:
+    wide, small = (kernel_fit("gemm", H200, "vllm", d).value for d in ("bf16", "int4/bf16"))
+    assert small.bytes_per_s == pytest.approx(0.73 * wide.bytes_per_s)
+    assert small.flop_per_s == wide.flop_per_s
+    measured = kernel_fit("gemm", load_gpu("a100-sxm-80gb"), "trtllm", "int4/bf16")
+    assert measured.distance == "exact"
+
+
 def test_every_op_engine_and_dtype_has_an_answer() -> None:
     for name in ("h100-sxm", "b200-sxm", "a100-sxm-80gb", "l40s", "rtx-5090", "mi355x"):
         gpu = load_gpu(name)
