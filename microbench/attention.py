@@ -95,9 +95,8 @@ def _triton(query: Any, key: Any, value: Any) -> Call:
 def _flashinfer(query: Any, key: Any, value: Any) -> Call:
     """One sequence: the prefill kernel on packed rows, as engines run verification."""
     flashinfer = import_module("flashinfer")
-    return lambda q, k, v: flashinfer.single_prefill_with_kv_cache(
-        q[0].transpose(0, 1), k[0], v[0], causal=True, kv_layout="HND", backend="fa2"
-    )  # fmt: skip
+    packed = query[0].transpose(0, 1).contiguous()
+    return lambda q, k, v: flashinfer.single_prefill_with_kv_cache(packed, k[0], v[0], causal=True, kv_layout="HND", backend="fa2")
 
 
 def _fa3(query: Any, key: Any, value: Any) -> Call:

@@ -58,8 +58,8 @@ def work(p: Point, device: Device) -> Work:
     return Work(patterns[p.text("pattern")])
 
 
-def cupy_measure(p: Point, cache_bytes: int, repeats: int = 20) -> list[float]:
-    """Seconds per launch of the RawKernel, measured with cupy alone; the arrays are far larger than the L2, or one cache resident set."""
+def cupy_measure(p: Point, repeats: int = 20) -> list[float]:
+    """Seconds per launch of the RawKernel, measured with cupy alone on its own stream (never shared with torch)."""
     cupy = import_module("cupy")
     count = p.num("size_bytes") // 16
     names = {"read": "stream_read", "copy": "stream_copy", "triad": "stream_triad"}

@@ -36,15 +36,13 @@ def fresh_points(device: str, count: int, seed: int = 0) -> list[Point]:
 
 def measure_points(device: str, points: Sequence[Point], repeats: int = 3) -> list[dict[str, Any]]:
     """Medians over interleaved repeats, in the form of `session.results`."""
-    from importlib import import_module
-
     from microbench.session import Session, Settings, open_device
     from microbench.store import Store
 
     settings = Settings(device=device, budget_s=60.0, points=points)
     opened, environment = open_device(settings)
     samples: dict[str, list[float]] = {p.key: [] for p in points}
-    with import_module("torch").inference_mode():
+    with opened.guard():
         session = Session(settings, Store(), device=opened, environment=environment)
         for _ in range(repeats):
             for p in points:

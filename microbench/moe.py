@@ -27,14 +27,17 @@ def work(p: Point, device: Device) -> Work:
     if device.kind == "cuda" and grouped is not None and dtype == "bf16":
         flat = x.reshape(touched * rows, width)
         ends = torch.arange(rows, rows * touched + 1, rows, device=x.device, dtype=torch.int32)
-        up_all = torch.stack([w.t().contiguous() for w in up[:touched]])
-        down_all = torch.stack([w.t().contiguous() for w in down[:touched]])
+        sets = min(device.copies(expert_bytes(p)), 6) if expert_bytes(p) < 4 * device.cache_bytes else 1
+        stacked = [
+            tuple(torch.stack([w[(s * touched + e) % experts] for e in range(touched)]).transpose(-2, -1) for w in (up, down)) for s in range(sets)
+        ]
 
         def launch_grouped(i: int) -> Any:
+            up_all, down_all = stacked[i % sets]
             gate, value = grouped(flat, up_all, offs=ends).chunk(2, dim=-1)
             return grouped(functional.silu(gate) * value, down_all, offs=ends)
 
-        return Work(launch_grouped)
+        return Work(launch_grouped, sets)
 
     def launch(i: int) -> Any:
         out = None

@@ -44,6 +44,26 @@ def sampler_work(p: Point, device: Device) -> Work:
     return Work(launch, copies)
 
 
+#: Message sizes in bytes: engines change algorithm between 16 KiB and 2 MiB.
+MESSAGE_BYTES = tuple(2**p for p in range(10, 25, 2))
+
+
+def all_reduce_records() -> list[dict[str, Any]]:
+    """All-reduce by message size over the ranks of this torchrun, in the fields of a raw record; the same list on every rank."""
+    torch, environ = import_module("torch"), import_module("os").environ
+    torch.cuda.set_device(int(environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl")
+    try:
+        ranks = torch.distributed.get_world_size()
+        return [
+            {"key": f"allreduce num_ranks={ranks} size_bytes={size}", "op": "allreduce", "args": {"num_ranks": ranks, "size_bytes": size},
+             "held_out": False, "index": 0, "stopped": "count", "wall_s": 0.0, "samples_s": all_reduce_samples(size)}
+            for size in MESSAGE_BYTES
+        ]  # fmt: skip
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def all_reduce_samples(size_bytes: int, repeats: int = 30) -> list[float]:
     """Seconds of one bf16 all-reduce over all GPUs of a torch.distributed group that is already up (`torchrun -m microbench`)."""
     torch = import_module("torch")

@@ -27,7 +27,7 @@ EDGE_QUERY_ROWS = (16, 32, 64, 128, 192, 256)
 SLOW_TO_COMPILE = ("flex",)
 
 GPU_SHAPES: tuple[Shape, ...] = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (5120, 5120), (2048, 2048))
-CPU_SHAPES: tuple[Shape, ...] = ((2048, 2048), (4096, 1024), (1024, 1024), (1024, 2816), (3072, 1024))
+CPU_SHAPES: tuple[Shape, ...] = ((2048, 2048), (5632, 1024), (1024, 1024), (1024, 2816), (3072, 1024))
 ROUND_CPU: Mapping[str, Value] = {"layers": 4, "hidden": 1024, "ffn": 2816, "heads": 16, "kv_heads": 4, "head_dim": 64, "vocab": 8192}
 ROUND_GPU: Mapping[str, Value] = {"layers": 8, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "vocab": 128256}
 
@@ -136,7 +136,7 @@ def moe_points(dtypes: Sequence[str], experts: int, width: int, ffn: int) -> lis
     """Grouped expert GEMM: rows spread over 1, 2, 4, ... touched experts."""
     touched = [t for t in (1, 2, 4, 8, 16, 32, 64, 128) if t <= experts]
     return [
-        point("moe", 3, rows == 4, dtype=d, experts=experts, width=width, ffn=ffn, touched=t, rows_per_expert=rows)
+        point("moe", 3, t == 4, dtype=d, experts=experts, width=width, ffn=ffn, touched=t, rows_per_expert=rows)
         for d in dtypes for t in touched for rows in (1, 4, 16)
     ]  # fmt: skip
 
@@ -148,8 +148,8 @@ def round_points(sizes: Mapping[str, Value], dtype: str, context: int, batches: 
 
 def bandwidth_points(cache_bytes: int) -> list[Point]:
     """Stream read, copy and triad, in cache and far beyond it. `size_bytes` of one array."""
-    sizes = [cache_bytes // 16, 2 * cache_bytes, 4 * cache_bytes, 8 * cache_bytes]
-    return [point("bandwidth", 0 if size > cache_bytes else 3, pattern=p, size_bytes=size) for size in sizes for p in ("read", "copy", "triad")]
+    sizes = [2 * cache_bytes, cache_bytes // 16, 4 * cache_bytes, 8 * cache_bytes]
+    return [point("bandwidth", 0 if size == sizes[0] else 3, pattern=p, size_bytes=size) for size in sizes for p in ("read", "triad", "copy")]
 
 
 def standard_plan(

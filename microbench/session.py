@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ class Session:
         """All passes. Returns the store, finished unless it was interrupted."""
         verdicts = {r["index"]: r["ok"] for r in self.store.of("pass")}
         accepted, index = sum(verdicts.values()), 0
-        with import_module("torch").inference_mode():
+        with self.device.guard():
             while accepted < self.settings.passes and index < self.settings.passes + SPARE_PASSES:
                 if index in verdicts:
                     index += 1
@@ -166,6 +167,10 @@ class Session:
     def sample(self, p: Point, rule: StoppingRule | None = None) -> tuple[list[float], str]:
         """Samples of one point in seconds per launch, and why the measurement stopped."""
         rule = rule or self.rule
+        if p.op == "bandwidth" and self.device.kind == "cuda" and find_spec("cupy") is not None:
+            from microbench.bandwidth import cupy_measure
+
+            return cupy_measure(p), "cupy"
         work = make_work(p, self.device)
         if work is None:
             return [], "unsupported"

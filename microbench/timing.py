@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -42,6 +43,10 @@ class Device(Protocol):
         """How many copies of so many bytes leave no copy in cache."""
         ...
 
+    def guard(self) -> AbstractContextManager[object]:
+        """What measurements run inside of (no autograd)."""
+        ...
+
     def timed(self, work: Work) -> Callable[[], float]:
         """Prepare `work`; each call of the result gives one sample, in seconds per launch."""
         ...
@@ -50,6 +55,11 @@ class Device(Protocol):
 def torch_dtype(name: str) -> Any:
     torch = import_module("torch")
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}[name]
+
+
+def inference_mode() -> AbstractContextManager[object]:
+    context: AbstractContextManager[object] = import_module("torch").inference_mode()
+    return context
 
 
 class _Slab:
@@ -103,6 +113,9 @@ class CpuDevice:
     def copies(self, size_bytes: float) -> int:
         return self._slab.copies(size_bytes)
 
+    def guard(self) -> AbstractContextManager[object]:
+        return inference_mode()
+
     def timed(self, work: Work) -> Callable[[], float]:
         work.launch(0)
         start = time.process_time()
@@ -140,6 +153,9 @@ class CudaDevice:
         """ceil(5 L2 / bytes) + 1, as many as the slab holds."""
         wanted = -(-COLD_CACHES["cuda"] * self.cache_bytes // max(int(size_bytes), 1)) + 1
         return max(1, min(wanted, self._slab.copies(size_bytes)))
+
+    def guard(self) -> AbstractContextManager[object]:
+        return inference_mode()
 
     def timed(self, work: Work) -> Callable[[], float]:
         torch = import_module("torch")
