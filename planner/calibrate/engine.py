@@ -50,6 +50,7 @@ class ServedRows:
     engine: NDArray[np.str_]
     series: NDArray[np.str_]
     """One deployment and traffic shape at several concurrencies, ascending."""
+    deployment: NDArray[np.str_]
     moe: NDArray[np.bool_]
 
     def predict(self, p: Mapping[str, float]) -> F:
@@ -102,6 +103,7 @@ def served_rows(data: Data) -> ServedRows:
         columns["gpu"] += [r["system"] for r, _ in members]
         columns["engine"] += [r["backend"] for r, _ in members]
         columns["series"] += [f"{key}|{r['isl']}|{r['osl']}|{r['backend_version']}" for r, _ in members]
+        columns["deployment"] += [key] * len(members)
         columns["moe"] += [dep.model.is_moe] * len(members)
     return ServedRows(**{name: np.asarray(columns[name]) for name in ServedRows.__dataclass_fields__})
 
