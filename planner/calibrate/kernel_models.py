@@ -88,16 +88,28 @@ def robust_fit(spec: Spec, predict: Predict, time_s: Array, weight: Array, start
         if best is None or found.cost < best.cost:
             best = found
     assert best is not None
-    jac = np.asarray(best.jac, dtype=np.float64)[: len(target)]  # what the rows alone say
-    scale = 1.4826 * float(np.median(np.abs(best.fun[: len(target)])))
-    scale = max(scale, 1e-3)
-    cov = np.linalg.inv(jac.T @ jac + (scale / 3.0) ** 2 * np.eye(len(names))) * scale**2  # 3 log units: as if nothing were known
-    error = np.sqrt(np.maximum(np.diag(cov), 0.0))
-    flat = np.linalg.norm(jac, axis=0) < 1e-6 * np.sqrt(len(target))
-    edge = (best.x - low < 1e-3) | (high - best.x < 1e-3)
-    weak = [n for n, e, f, b in zip(names, error, flat, edge, strict=True) if f or b or e > UNIDENTIFIED]
     params = {n: float(f"{v:.4g}") for n, v in zip(names, np.exp(best.x), strict=True)}
-    return Fit(params, {n: float(f"{e:.2g}") for n, e in zip(names, error, strict=True)}, tuple(weak))
+    return Fit(params, *uncertainty(spec, predict, time_s, weight, params))
+
+
+def uncertainty(spec: Spec, predict: Predict, time_s: Array, weight: Array, params: Mapping[str, float]) -> tuple[dict[str, float], tuple[str, ...]]:
+    """(standard error of each number in log units, names that the rows do not identify) at fitted `params`."""
+    names, root = list(spec), np.sqrt(weight)
+    x = np.log([params[n] for n in names])
+    low, high = (np.log([spec[n][i] for n in names]) for i in (1, 2))
+
+    def at(point: Array) -> Array:
+        return np.asarray(root * (np.log(predict(dict(zip(names, np.exp(point), strict=True)))) - np.log(time_s)), dtype=np.float64)
+
+    here, step = at(x), 1e-3
+    slope = np.stack([(at(x + step * unit) - here) / step for unit in np.eye(len(names))], axis=1)
+    scale = max(1.4826 * float(np.median(np.abs(here))), 1e-3)
+    # 3 log units stand for knowing nothing, so that one free number does not blow up the others
+    cov = np.linalg.inv(slope.T @ slope + (scale / 3.0) ** 2 * np.eye(len(names))) * scale**2
+    error = np.sqrt(np.maximum(np.diag(cov), 0.0))
+    edge = (x - low < 1e-2) | (high - x < 1e-2)
+    weak = tuple(n for n, e, b in zip(names, error, edge, strict=True) if b or e > UNIDENTIFIED)
+    return {n: float(f"{e:.2g}") for n, e in zip(names, error, strict=True)}, weak
 
 
 def halves(key: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
