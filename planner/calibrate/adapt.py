@@ -58,8 +58,9 @@ def adapt(rows: ServedRows, start: Mapping[str, float]) -> Adapted:
         return np.concatenate([misfit(x) / NOISE, prior])
 
     found = least_squares(residual, np.zeros(2), loss="soft_l1", f_scale=SOFT_L1_SCALE / NOISE)
-    covariance = np.linalg.inv(found.jac.T @ found.jac)
-    effects = found.jac[: len(rows.measured)]
+    jacobian = np.asarray(found.jac, dtype=np.float64)
+    covariance = np.linalg.inv(jacobian.T @ jacobian)
+    effects = jacobian[: len(rows.measured)]
     warnings = []
     together = abs(float(np.corrcoef(effects.T)[0, 1])) if len(effects) > 2 else 1.0
     if not np.isfinite(together) or together > TELLS_APART:

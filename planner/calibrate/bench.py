@@ -19,8 +19,8 @@ from gpu_profiles.fits import compute_dtype
 from gpu_profiles.load import load_attention_kernel, load_gpu
 from gpu_profiles.schema import GpuProfile, Source
 from planner.calibrate import bench_report
-from planner.calibrate.bench_report import DESCRIPTORS, Array, Row, column, select, short, times
-from planner.calibrate.kernel_models import GEMM, MOE, PREFILL, STREAM, Spec, robust_fit
+from planner.calibrate.bench_report import DESCRIPTORS, GEMM_EDGES, Array, Row, column, select, short, times
+from planner.calibrate.kernel_models import GEMM, MOE, PREFILL, STREAM, Spec, hat_basis, robust_fit
 from planner.errors import InputError, ProfileError
 from planner.kernels import AttentionFit, GemmFit, MoeFit, attention_time, gemm_time, moe_time
 from planner.kernels.attention import VERIFY_MAX_QUERY
@@ -105,11 +105,14 @@ def _by_engine(op: str, dtype: str, rows: Sequence[Row], cpu: bool) -> dict[str,
 
 
 def sentinel_drift(records: Sequence[Row]) -> float:
-    """Log half-range of the sentinel over the accepted passes: what no repeat inside a pass can show."""
+    """Log half-width that a run adds to its bands: what no repeat inside a pass can show.
+
+    The half-range of the sentinel over the run, and no less than half of the movement that the run would have let pass.
+    """
     ends = [r["time_s"] for r in records if r["kind"] == "sentinel"]
-    inside = [r["moved_frac"] for r in records if r["kind"] == "pass" and r["ok"]]
     between = float(np.ptp(np.log(ends))) / 2.0 if len(ends) > 1 else 0.0
-    return max([between, *(m / 2.0 for m in inside)], default=0.0)
+    tolerance = max((r["tolerance_frac"] for r in records if r["kind"] == "plan"), default=0.0)
+    return float(max([between, tolerance / 2.0, *(r["moved_frac"] / 2.0 for r in records if r["kind"] == "pass" and r["ok"])]))
 
 
 def _band(measured: Sequence[Row], predicted: Array, drift: float) -> tuple[list[float], float]:
@@ -146,7 +149,7 @@ def fit_gemm(rows: Sequence[Row], gpu: GpuProfile, dtype: str, *, cpu: bool, dri
     if len(fitted) < FEWEST:
         return None
     m, t = column(fitted, "m"), times(fitted)
-    nodes = tuple(float(x) for x in np.unique(m))
+    nodes = step_nodes(m)
     none = np.zeros(len(nodes))
     if cpu:
         params, stderr = _cpu_gemm(fitted, gpu, dtype), {}
@@ -155,11 +158,32 @@ def fit_gemm(rows: Sequence[Row], gpu: GpuProfile, dtype: str, *, cpu: bool, dri
         params, stderr = dict(found.params), dict(found.stderr)
     bare = _gemm_time(fitted, gpu, dtype, params, nodes, none)
     body = bare.time_s - bare.fixed_s
-    logs = np.log(np.maximum(t - bare.fixed_s, 0.2 * t) / body)
-    step = np.asarray([np.median(logs[m == x]) for x in nodes])
-    spread = [float(np.std(logs[m == x])) / max(np.sqrt(np.sum(m == x)), 1.0) for x in nodes]
+    step, error = curve(np.log(m), np.log(np.maximum(t - bare.fixed_s, 0.2 * t) / body), np.log(np.asarray(nodes)))
     entry = _entry(params, stderr, held, _gemm_time(held, gpu, dtype, params, nodes, step).time_s, drift)
-    return entry | {"step_m": list(nodes), "step": [round(1000 * float(v)) for v in step], "step_stderr": [round(1000 * s) for s in spread]}
+    return entry | {
+        "step_m": list(nodes), "step": [round(1000 * float(v)) for v in step], "step_stderr": [round(1000 * float(v)) for v in error],
+    }  # fmt: skip
+
+
+def step_nodes(m: Array) -> tuple[float, ...]:
+    """M at which the factor is free: measured on two shapes or more, or either side of a tile edge. The rest interpolates."""
+    values, counts = np.unique(m, return_counts=True)
+    edges = {e + side for e in GEMM_EDGES if e >= 16 for side in (0, 1) if e in values and e + 1 in values}
+    nodes = tuple(float(v) for v, n in zip(values, counts, strict=True) if n >= 2 or int(v) in edges or v in (values[0], values[-1]))
+    return nodes if len(nodes) >= 3 else tuple(map(float, values))
+
+
+def curve(x: Array, y: Array, nodes: Array) -> tuple[Array, Array]:
+    """(values at the nodes, standard errors) of the piecewise-linear curve with the least absolute residuals (by re-weighting)."""
+    basis = hat_basis(x, nodes)
+    weight: Array = np.ones(len(y))
+    values: Array = np.zeros(len(nodes))
+    ridge = 1e-6 * np.eye(len(nodes))
+    for _ in range(30):
+        values = np.asarray(np.linalg.solve(basis.T @ (basis * weight[:, None]) + ridge, basis.T @ (weight * y)), dtype=np.float64)
+        weight = 1.0 / np.sqrt((y - basis @ values) ** 2 + 0.01**2)
+    spread = 1.4826 * float(np.median(np.abs(y - basis @ values)))
+    return values, spread / np.sqrt(np.maximum(basis.sum(axis=0), 1.0))
 
 
 def _cpu_gemm(rows: Sequence[Row], gpu: GpuProfile, dtype: str) -> Params:

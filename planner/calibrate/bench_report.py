@@ -105,3 +105,18 @@ def round_residual(rows: Sequence[Row], gpu: GpuProfile) -> dict[str, Any] | Non
         "kernel_share": short(float(np.median(np.asarray(total) / times(passes))), 3),
         "points": points,
     }  # fmt: skip
+
+
+def agreement(first: GpuProfile, second: GpuProfile, rows: Sequence[Row]) -> dict[str, float]:
+    """How far two calibrations of one device agree on `rows`.
+
+    `within_frac`: share of rows where each profile's prediction lies in the other's band; `median_ratio`: median of the larger
+    prediction over the smaller; `max_ratio`: the largest.
+    """
+    inside, ratios = [], []
+    for row in rows:
+        a, b = predict(row, first), predict(row, second)
+        bands = [kernel_fit(str(row["op"]), gpu, "builtin", str(row["args"]["dtype"])).band for gpu in (first, second)]
+        inside.append(bands[0][0] <= b / a <= bands[0][1] and bands[1][0] <= a / b <= bands[1][1])
+        ratios.append(max(a / b, b / a))
+    return {"within_frac": float(np.mean(inside)), "median_ratio": short(float(np.median(ratios))), "max_ratio": short(max(ratios))}

@@ -142,5 +142,8 @@ def left_out(data: Data) -> list[dict[str, Any]]:
     """Errors with groups left out and re-fitted: by (model, GPU), by GPU, by model, by engine."""
     rows = served_rows(data)
     kinds = {"(model, GPU) left out": rows.group, "GPU left out": rows.gpu, "model left out": rows.model, "engine left out": rows.engine}
-    table = [{"fit": "all rows seen", **summary(np.log(rows.predict(fit_steps(rows)) / rows.measured))}]
-    return table + [{"fit": name, **summary(left_out_residuals(rows, groups))} for name, groups in kinds.items()]
+    table: list[dict[str, Any]] = [{"fit": "TPOT, all rows seen", **summary(np.log(rows.predict(fit_steps(rows)) / rows.measured))}]
+    table += [{"fit": f"TPOT, {name}", **summary(left_out_residuals(rows, groups))} for name, groups in kinds.items()]
+    from planner.calibrate.adapt import with_own_rows
+
+    return [*table, {"fit": "TPOT, (model, GPU) left out but 8 rows of the deployment", **summary(with_own_rows(rows))}]

@@ -60,5 +60,5 @@ def _cell(key: str, value: object) -> str:
     if isinstance(value, float):
         if math.isnan(value):
             return "-"
-        return f"{value:.0f}" if key in COUNTS else f"{value:.3f}" if key in ("interval", "skill") else f"{value:.1%}"
+        return f"{value:.0f}" if key in COUNTS else f"{value:.3f}" if key in ("interval", "interval_constant", "skill") else f"{value:.1%}"
     return str(value)

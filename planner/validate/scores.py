@@ -47,13 +47,21 @@ def median(values: Iterable[float]) -> float:
     return float(np.median(v)) if v else math.nan
 
 
-def interval(rows: Sequence[tuple[float, float, float]]) -> Figures:
-    """rows of (low, high, truth): share covered by the 80 % band, mean interval score in log units (a wide band pays for its width)."""
+def interval(rows: Sequence[tuple[float, float, float]], predicted: Sequence[float] = ()) -> Figures:
+    """rows of (low, high, truth): share covered by the 80 % band and mean interval score in log units (a wide band pays for its width).
+
+    predicted: also the score of one constant band around the predictions that covers as many rows, the least a band must beat.
+    """
     if not rows:
         return {"coverage": math.nan, "interval": math.nan}
     low, high, truth = np.log(np.asarray(rows, dtype=np.float64)).T
     outside = np.maximum(low - truth, 0.0) + np.maximum(truth - high, 0.0)
-    return {"coverage": float((outside == 0).mean()), "interval": float((high - low + 10.0 * outside).mean())}
+    out = {"coverage": float((outside == 0).mean()), "interval": float((high - low + 10.0 * outside).mean())}
+    if len(predicted):
+        error = np.abs(truth - np.log(np.asarray(predicted, dtype=np.float64)))
+        half = float(np.quantile(error, out["coverage"]))
+        out["interval_constant"] = float((2.0 * half + 10.0 * np.maximum(error - half, 0.0)).mean())
+    return out
 
 
 def _answers(cases: Sequence[Mapping[str, Any]]) -> dict[str, Prediction]:
@@ -66,7 +74,7 @@ def score_serving(data: Data) -> dict[str, Any]:
     """TPOT of served decode steps without speculation; worst groups first, the ratio at four times the concurrency."""
     rows = serving_rows(data)
     got = _answers([serving_case(data, r) for r in rows])
-    errors, bands, groups = [], [], defaultdict[tuple[str, ...], list[float]](list)
+    errors, bands, points, groups = [], [], [], defaultdict[tuple[str, ...], list[float]](list)
     series: dict[tuple[str, ...], dict[int, tuple[float, float]]] = defaultdict(dict)
     for r in rows:
         truth, answer = float(r["silicon_tpot_ms"]) / 1e3, got.get(r["id"])
@@ -75,6 +83,7 @@ def score_serving(data: Data) -> dict[str, Any]:
         groups[r["model_family"], r["system"], r["backend"]].append(error)
         if answer:
             bands.append((answer.tpot_low_s, answer.tpot_high_s, truth))
+            points.append(answer.tpot_s)
             key = tuple(
                 r[k]
                 for k in (
@@ -100,7 +109,7 @@ def score_serving(data: Data) -> dict[str, Any]:
         "by_group": median(median(v) for v in groups.values()),
         "ratio_median": median(ratios),
         "ratio_p90": quantile(ratios, 0.9),
-        **interval(bands),
+        **interval(bands, points),
     }
     return {"figures": figures, "groups": _worst(groups)}
 
@@ -144,7 +153,7 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
     rows, lacking = sweeps(data)
     cases = [c for s in rows for c in sweep_cases(data, s, baseline=baseline, one_al=one_al)]
     got = _answers(cases)
-    regrets, on, off, speedups, absolute, bands = [], [], [], [], [], []
+    regrets, on, off, speedups, absolute, bands, points = [], [], [], [], [], [], []
     groups = defaultdict[tuple[str, ...], list[float]](list)
     refused = 0
     for s in rows:
@@ -160,6 +169,7 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
                     truth = s.value(arm) / s.value(s.off)
                     speedups.append(abs(rate[d] / rate[0] / truth - 1.0))
                     bands.append((answer.speedup_low, answer.speedup_high, truth))
+                    points.append(rate[d] / rate[0])
                     unit = (arm["unit"] or "").lower()
                     if "tok/s" in unit and "user" not in unit:
                         absolute.append(abs(rate[d] / s.value(arm) - 1.0))
@@ -189,7 +199,7 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
         "on": float(np.mean(on)),
         "off": float(np.mean(off)) if off else math.nan,
         "n_off": len(off),
-        **interval(bands),
+        **interval(bands, points),
     }
     worst = [{"group": k[0], "rows": len(v), "mean": float(np.mean(v))} for k, v in groups.items()]
     return {"figures": figures, "groups": sorted(worst, key=lambda r: -float(r["mean"])), "lacking": dict(lacking)}
