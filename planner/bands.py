@@ -6,6 +6,8 @@ A band states what a prediction rests on: a datasheet prior, a fitted profile, o
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -28,10 +30,15 @@ SERVED_GPUS = ("h100-sxm", "h200-sxm", "b200-sxm")
 """GPUs whose served steps the engine numbers were fitted to; elsewhere the band of a GPU left out applies."""
 
 
-def tpot_regime(gpu: str, *, moe: bool, anchored: bool) -> str:
-    """What a TPOT prediction rests on."""
-    if anchored:
-        return "anchored"
+NEAR_DOUBLINGS = 1.5
+"""A baseline is near while the concurrency differs by at most this many doublings."""
+
+
+def tpot_regime(gpu: str, *, moe: bool, concurrency: float = 1.0, anchored_at: Sequence[int] = ()) -> str:
+    """What a TPOT prediction rests on: baselines measured at the concurrencies `anchored_at`, or the engine numbers alone."""
+    if anchored_at:
+        doublings = min(abs(math.log2(concurrency / c)) for c in anchored_at)
+        return "anchored-near" if doublings <= NEAR_DOUBLINGS else "anchored"
     return ("moe" if moe else "dense") + ("" if gpu in SERVED_GPUS else OTHER_GPU)
 
 

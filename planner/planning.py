@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from planner.bands import band
 from planner.deployment import Deployment
 from planner.errors import InputError
 from planner.export import exports_of
@@ -67,7 +68,7 @@ def answer(question: Question) -> Plan:
     main = main_arm(run, recommendations)
     table = schedule_of(run.arms[0], main, run.traffic, run.anchor) if main is not None else None
     return Plan(
-        inputs=_inputs(question, off),
+        inputs=_inputs(question, off) | {"tpot_band": list(run.tpot_bands[0]), "tpot_band_near_baseline": list(band("tpot", "anchored-near"))},
         points=points_of(run),
         recommendations=recommendations,
         drafters=run.listed,

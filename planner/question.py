@@ -77,10 +77,14 @@ class Run:
         return self.grids[0]
 
     @cached_property
-    def bands(self) -> tuple[Band, Band]:
-        off = self.arms[0].dep
-        regime = tpot_regime(off.gpu.id, moe=off.model.is_moe, anchored=bool(self.question.baseline))
-        return band("tpot", regime), band("speedup", "default")
+    def tpot_bands(self) -> list[Band]:
+        """The TPOT band at each concurrency asked."""
+        off, measured = self.arms[0].dep, [int(b["concurrency"]) for b in self.question.baseline]
+        return [band("tpot", tpot_regime(off.gpu.id, moe=off.model.is_moe, concurrency=c, anchored_at=measured)) for c in self.question.concurrency]
+
+    @cached_property
+    def speedup_band(self) -> Band:
+        return band("speedup", "default")
 
 
 def check(q: Question) -> None:

@@ -78,7 +78,7 @@ def recommend(run: Run, i: int, j: int) -> dict[str, Any]:
     k = choice.chosen
     arm, d = run.arms[int(cell.arm[k])], int(cell.draft_len[k])
     speedup = float(cell.value[k] / cell.value[0])
-    _, doubt = run.bands
+    doubt = run.speedup_band
     low, high = (1.0, 1.0) if d == 0 else map(float, spread(speedup, doubt, float(cell.acceptance_band[k])))
     near = sorted({int(cell.draft_len[n]) for n in choice.near_optimal if cell.arm[n] == cell.arm[k]} | {d})
     return head | {
@@ -192,11 +192,12 @@ def _grid_columns(run: Run, a: int) -> dict[str, NDArray[Any]]:
     arm, g = run.arms[a], run.grids[a]
     s, r = g.served, g.served.round
     shape = s.tpot_s.shape
-    tpot_band, speed_band = run.bands
     al_band = np.zeros(len(g.draft_len)) if arm.survival is None else np.asarray([arm.survival.log_band(int(d)) for d in g.draft_len])
     speedup = s.tokens_per_s / np.broadcast_to(run.off.served.tokens_per_s, shape)
-    low, high = spread(s.tpot_s, tpot_band, al_band[None, :, None])
-    s_low, s_high = (speedup, speedup) if arm.survival is None else spread(speedup, speed_band, al_band[None, :, None])
+    low, high = (
+        np.concatenate(x) for x in zip(*(spread(s.tpot_s[i : i + 1], b, al_band[None, :, None]) for i, b in enumerate(run.tpot_bands)), strict=True)
+    )
+    s_low, s_high = (speedup, speedup) if arm.survival is None else spread(speedup, run.speedup_band, al_band[None, :, None])
     gpus = arm.dep.layout.n_gpus + arm.dep.extra_gpus
     target = run.off.served.round.round_s
     columns: dict[str, Any] = {

@@ -58,12 +58,13 @@ def adapt(rows: ServedRows, start: Mapping[str, float]) -> Adapted:
         return np.concatenate([misfit(x) / NOISE, prior])
 
     found = least_squares(residual, np.zeros(2), loss="soft_l1", f_scale=SOFT_L1_SCALE / NOISE)
-    jacobian = np.asarray(found.jac, dtype=np.float64)
+    jacobian = np.array(found.jac, dtype=np.float64).reshape(-1, 2)
     covariance = np.linalg.inv(jacobian.T @ jacobian)
-    effects = jacobian[: len(rows.measured)]
+    effects = jacobian[: len(rows.measured), :]
     warnings = []
-    together = abs(float(np.corrcoef(effects.T)[0, 1])) if len(effects) > 2 else 1.0
-    if not np.isfinite(together) or together > TELLS_APART:
+    scale, layer = effects[:, 0], effects[:, 1]
+    together = float(abs(scale @ layer) / np.sqrt((scale @ scale) * (layer @ layer)))
+    if len(effects) < 2 or together > TELLS_APART:
         warnings.append(
             "these rows cannot tell a slower GPU from a larger overhead: measure at more than one concurrency, low and high, to separate them"
         )

@@ -154,7 +154,7 @@ def fit_gemm(rows: Sequence[Row], gpu: GpuProfile, dtype: str, *, cpu: bool, dri
     if cpu:
         params, stderr = _cpu_gemm(fitted, gpu, dtype), {}
     else:
-        found = robust_fit(GEMM, lambda p: np.asarray(_gemm_time(fitted, gpu, dtype, p, nodes, none).time_s), t, np.ones(len(t)))
+        found = robust_fit(GEMM, lambda p: np.asarray(_gemm_time(fitted, gpu, dtype, p, nodes, none).time_s), t, np.ones(len(t)), starts=4)
         params, stderr = dict(found.params), dict(found.stderr)
     bare = _gemm_time(fitted, gpu, dtype, params, nodes, none)
     body = bare.time_s - bare.fixed_s

@@ -266,4 +266,3 @@ def predict_state(rows: Rows, gpu: GpuProfile) -> Predict:
         return state_time(b, q, h * 128.0 * 128.0 * 4.0, 8.0 * b * q * h * 128.0 * 128.0, fit).time_s
 
     return predict
-

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.bands import OTHER_GPU
+from planner.bands import NEAR_DOUBLINGS, OTHER_GPU
 from planner.calibrate.engine import FITTED_ENGINES, STEP_PARAMETERS, ServedRows, fit_steps, left_out_residuals, served_rows
 from planner.calibrate.rounds import SweepArms, fit_rounds, sweep_arms
 from planner.validate.rows import Data
@@ -44,14 +44,17 @@ def quantile_band(residual: F) -> list[float]:
     return [round(float(np.quantile(-residual, low)), 3), round(float(np.quantile(-residual, high)), 3)]
 
 
-def anchored_residuals(rows: ServedRows, predicted: F, series: NDArray[np.str_]) -> F:
-    """log(predicted / measured) after scaling each series by its first row, that row itself left out."""
+def anchored_residuals(rows: ServedRows, predicted: F) -> tuple[F, F]:
+    """(log(predicted / measured) after scaling a series by one of its rows, |log2| of the concurrency ratio), over all ordered pairs."""
     ratio = np.log(predicted / rows.measured)
-    out = []
-    for s in np.unique(series):
-        mine = np.flatnonzero(series == s)
-        out += (ratio[mine[1:]] - ratio[mine[0]]).tolist()
-    return np.asarray(out)
+    out, distance = [], []
+    for s in np.unique(rows.series):
+        mine = np.flatnonzero(rows.series == s)
+        for a in mine:
+            others = mine[mine != a]
+            out += (ratio[others] - ratio[a]).tolist()
+            distance += np.abs(np.log2(rows.seqs[others] / rows.seqs[a])).tolist()
+    return np.asarray(out), np.asarray(distance)
 
 
 def bands(rows: ServedRows, arms: SweepArms) -> dict[str, list[float]]:
@@ -62,7 +65,9 @@ def bands(rows: ServedRows, arms: SweepArms) -> dict[str, list[float]]:
     for name, mask in (("dense", ~rows.moe), ("moe", rows.moe)):
         out[f"tpot/{name}"] = quantile_band(seen_gpu[mask])
         out[f"tpot/{name}{OTHER_GPU}"] = quantile_band(new_gpu[mask])
-    out["tpot/anchored"] = quantile_band(anchored_residuals(rows, rows.predict(fit_steps(rows)), rows.series))
+    residual, distance = anchored_residuals(rows, rows.predict(fit_steps(rows)))
+    out["tpot/anchored"] = quantile_band(residual[distance > NEAR_DOUBLINGS])
+    out["tpot/anchored-near"] = quantile_band(residual[distance <= NEAR_DOUBLINGS])
     residual = np.zeros(len(arms.measured))
     for g in np.unique(arms.group):
         mine = arms.group == g

@@ -81,9 +81,7 @@ def _files(root: Path, op: str, name: str) -> Iterator[tuple[str, str, str, Rows
                 yield gpu, engine, path.parent.name, read_parquet(path)
 
 
-def _newest(
-    root: Path, table: tuple[str, str], column: str, dtypes: dict[str, str], convert: Callable[[str, str, Rows], Rows]
-) -> Iterator[Stack]:
+def _newest(root: Path, table: tuple[str, str], column: str, dtypes: dict[str, str], convert: Callable[[str, str, Rows], Rows]) -> Iterator[Stack]:
     """One stack per dtype: the newest version that leaves enough rows of it after `convert`."""
     seen: set[tuple[str, str, str]] = set()
     for gpu, engine, version, rows in _files(root, *table):
