@@ -34,11 +34,13 @@ NEAR_DOUBLINGS = 1.5
 """A baseline is near while the concurrency differs by at most this many doublings."""
 
 
-def tpot_regime(gpu: str, *, moe: bool, concurrency: float = 1.0, anchored_at: Sequence[int] = ()) -> str:
+def tpot_regime(gpu: str, *, moe: bool, concurrency: float = 1.0, anchored_at: Sequence[int] = (), adapted: bool = False) -> str:
     """What a TPOT prediction rests on: baselines measured at the concurrencies `anchored_at`, or the engine numbers alone."""
     if anchored_at:
         doublings = min(abs(math.log2(concurrency / c)) for c in anchored_at)
         return "anchored-near" if doublings <= NEAR_DOUBLINGS else "anchored"
+    if adapted:
+        return "anchored"
     return ("moe" if moe else "dense") + ("" if gpu in SERVED_GPUS else OTHER_GPU)
 
 

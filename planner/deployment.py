@@ -79,7 +79,7 @@ class Deployment:
     @cached_property
     def overheads(self) -> Mapping[str, float]:
         """Seconds per step, layer, sequence, round, draft pass and verified token that kernel sums miss (engine profile)."""
-        return self.engine.overheads
+        return self.machine.overheads
 
     @property
     def draft_plan(self) -> DraftPlan:

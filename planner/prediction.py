@@ -226,7 +226,10 @@ def _one(dep: Deployment, a: _Asked, row: _Row) -> Prediction:
     tpot, rate = float(served.tpot_s[i]), float(served.tokens_per_s[i])
     num_seqs, capacity = int(served.num_seqs[i]), int(min(served.capacity_seqs[i], 10**9))
     speedup = rate / row.plain_tokens_per_s
-    regime = tpot_regime(dep.gpu.id, moe=dep.model.is_moe, concurrency=max(num_seqs, 1), anchored_at=[b.concurrency for b in c.baseline])
+    measured = [b.concurrency for b in c.baseline]
+    regime = tpot_regime(dep.gpu.id, moe=dep.model.is_moe, concurrency=max(num_seqs, 1), anchored_at=measured, adapted=dep.machine.adapted)
+        dep.gpu.id, moe=dep.model.is_moe, concurrency=max(num_seqs, 1), anchored_at=[b.concurrency for b in c.baseline], adapted=dep.machine.adapted
+    )
     low, high = spread(tpot, band("tpot", regime), a.acceptance_band)
     s_low, s_high = (1.0, 1.0) if c.draft_len == 0 and not dep.k0_tier else spread(speedup, band("speedup", "default"), a.acceptance_band)
     warnings = [*a.warnings, *dep.warnings, *dep.memory_notes]

@@ -80,7 +80,10 @@ class Run:
     def tpot_bands(self) -> list[Band]:
         """The TPOT band at each concurrency asked."""
         off, measured = self.arms[0].dep, [int(b["concurrency"]) for b in self.question.baseline]
-        return [band("tpot", tpot_regime(off.gpu.id, moe=off.model.is_moe, concurrency=c, anchored_at=measured)) for c in self.question.concurrency]
+        return [
+            band("tpot", tpot_regime(off.gpu.id, moe=off.model.is_moe, concurrency=c, anchored_at=measured, adapted=off.machine.adapted))
+            for c in self.question.concurrency
+        ]
 
     @cached_property
     def speedup_band(self) -> Band:

@@ -6,9 +6,9 @@ attention kernel that the engine uses there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +71,18 @@ class Machine:
     """Kernels alone, as benchmarks time them (warm caches, fixed costs visible), instead of inside a served step."""
     _cache: dict[tuple[str, str], Fitted[Any]] = field(default_factory=dict, compare=False, repr=False)
     _served: dict[str, GemmFit] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def overheads(self) -> Mapping[str, float]:
+        """The engine's numbers, those adapted to this machine (`calibrate --from-bench`) in place of the global ones."""
+        own = (self.gpu.calibration or {}).get("overheads")
+        adapted = own.get(self.engine.id, {}) if isinstance(own, Mapping) else {}
+        return dict(self.engine.overheads) | {k: float(v) for k, v in adapted.items()}
+
+    @property
+    def adapted(self) -> bool:
+        """True when served runs of this machine moved the engine's numbers."""
+        return self.overheads != dict(self.engine.overheads)
 
     def fit(self, op: str, dtype: str) -> Fitted[Any]:
         """Fitted numbers of a kernel class in a dtype, with provenance and residual band."""
@@ -262,7 +274,7 @@ class Machine:
         compute: Num = 0.0
         launch: Num = 0.0
         network: Num = 0.0
-        scale = self.engine.overheads["kernel_scale"]
+        scale = self.overheads["kernel_scale"]
         for op in ops:
             t = self.op_time(op)
             if isinstance(op, AllReduce | AllGather | AllToAll):

@@ -11,14 +11,14 @@ per backend and precision fits better and predicts worse.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cases import parse_case
+from planner.cases import Case, parse_case
 from planner.deployment import Deployment, cached_resolve, deployment_key
 from planner.errors import DraftlineError
 from planner.serving import Traffic, serve
@@ -78,7 +78,7 @@ def served_rows(data: Data) -> ServedRows:
     for row in serving_rows(data):
         case = serving_case(data, row)
         groups[deployment_key(case)].append((row, case))
-    columns: dict[str, list[Any]] = defaultdict(list)
+    parts: list[ServedRows] = []
     for key, members in groups.items():
         members.sort(key=lambda m: int(float(m[0]["concurrency"])))
         try:
@@ -86,26 +86,40 @@ def served_rows(data: Data) -> ServedRows:
             _ = dep.memory
         except DraftlineError:
             continue
-        cases = [parse_case(c) for _, c in members]
-        traffic = Traffic.of_lengths(np.asarray([float(c.input_len or 1) for c in cases]), np.asarray([float(c.output_len or 1) for c in cases]))
-        load = np.asarray([float(c.concurrency or 1) for c in cases])
+        label = {"model": members[0][0]["model_family"], "gpu": members[0][0]["system"], "engine": members[0][0]["backend"], "deployment": key}
+        series = [f"{key}|{r['isl']}|{r['osl']}|{r['backend_version']}" for r, _ in members]
+        measured = [float(r["silicon_tpot_ms"]) / 1e3 for r, _ in members]
+        parts.append(features(dep, [parse_case(c) for _, c in members], measured, series=series, **label))
+    return ServedRows(*(np.concatenate([getattr(p, name) for p in parts]) for name in ServedRows.__dataclass_fields__))
 
-        def tpot(dep: Deployment = dep, load: F = load, traffic: Traffic = traffic, **changes: float) -> F:
-            return serve(with_overheads(dep, **changes), concurrency=load, draft_len=0.0, acceptance_len=1.0, traffic=traffic).tpot_s
 
-        launch = tpot(kernel_scale=0.0)
-        columns["launch"] += launch.tolist()
-        columns["kernel"] += (tpot() - launch).tolist()
-        columns["layers"] += (tpot(kernel_scale=0.0, per_layer_s=1.0) - launch).tolist()
-        columns["seqs"] += (tpot(kernel_scale=0.0, per_seq_s=1.0) - launch).tolist()
-        columns["measured"] += [float(r["silicon_tpot_ms"]) / 1e3 for r, _ in members]
-        columns["model"] += [r["model_family"] for r, _ in members]
-        columns["gpu"] += [r["system"] for r, _ in members]
-        columns["engine"] += [r["backend"] for r, _ in members]
-        columns["series"] += [f"{key}|{r['isl']}|{r['osl']}|{r['backend_version']}" for r, _ in members]
-        columns["deployment"] += [key] * len(members)
-        columns["moe"] += [dep.model.is_moe] * len(members)
-    return ServedRows(**{name: np.asarray(columns[name]) for name in ServedRows.__dataclass_fields__})
+def features(
+    dep: Deployment, cases: Sequence[Case], measured_s: Sequence[float], *, series: Sequence[str] | None = None, **labels: str
+) -> ServedRows:
+    """What each engine number adds to the TPOT of plain decoding cases of one deployment, beside what was measured."""
+    traffic = Traffic.of_lengths(np.asarray([float(c.input_len or 1) for c in cases]), np.asarray([float(c.output_len or 1) for c in cases]))
+    if all(c.context_len is not None for c in cases):
+        traffic = Traffic.at_context(np.asarray([float(c.context_len or 1) for c in cases]))
+    load = np.asarray([float(c.concurrency or 1) for c in cases])
+
+    def tpot(**changes: float) -> F:
+        return serve(with_overheads(dep, **changes), concurrency=load, draft_len=0.0, acceptance_len=1.0, traffic=traffic).tpot_s
+
+    launch = tpot(kernel_scale=0.0)
+    n = len(cases)
+    return ServedRows(
+        measured=np.asarray(measured_s, dtype=np.float64),
+        kernel=tpot() - launch,
+        launch=launch,
+        layers=tpot(kernel_scale=0.0, per_layer_s=1.0) - launch,
+        seqs=tpot(kernel_scale=0.0, per_seq_s=1.0) - launch,
+        model=np.full(n, labels.get("model", dep.model.id)),
+        gpu=np.full(n, labels.get("gpu", dep.gpu.id)),
+        engine=np.full(n, labels.get("engine", dep.engine.id)),
+        series=np.asarray(series or [""] * n),
+        deployment=np.full(n, labels.get("deployment", "")),
+        moe=np.full(n, dep.model.is_moe),
+    )
 
 
 def fit_steps(rows: ServedRows) -> dict[str, float]:
