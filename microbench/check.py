@@ -19,16 +19,15 @@ def fresh_points(device: str, count: int, seed: int = 0) -> list[Point]:
     sizes = (768, 1024, 1536, 2048, 2560, 3072) if device == "cpu" else (2048, 3072, 4096, 5120, 8192, 11008)
     dtypes = ("fp32", "bf16") if device == "cpu" else ("bf16",)
     while len(out) < count:
-        dtype = rng.choice(dtypes)
-        if len(out) % 3 < 2:
+        turn = len(out) % (3 * len(dtypes))  # each dtype gets two GEMMs and one attention in turn
+        dtype = dtypes[turn // 3]
+        if turn % 3 < 2:
             p = point("gemm", 3, True, dtype=dtype, m=rng.choice(ROWS), n=rng.choice(sizes), k=rng.choice(sizes))
         else:
             kv, group = (4, rng.choice((1, 2, 4))) if device == "cpu" else (8, rng.choice((4, 8, 16)))
-            p = point(
-                "attention", 3, True, backend="sdpa" if device == "cpu" else "sdpa-flash", dtype=dtype, num_seqs=rng.choice((1, 2, 5)),
-                query_len=rng.choice((1, 2, 5, 7, 10)), context_len=rng.choice((768, 1536, 3072)) * (1 if device == "cpu" else 8),
-                num_heads=kv * group, num_kv_heads=kv, head_dim=64 if device == "cpu" else 128,
-            )  # fmt: skip
+            shape = {"num_seqs": rng.choice((1, 2, 5)), "query_len": rng.choice((1, 2, 5, 7, 10)), "num_heads": kv * group, "num_kv_heads": kv}
+            shape |= {"context_len": rng.choice((768, 1536, 3072)) * (1 if device == "cpu" else 8), "head_dim": 64 if device == "cpu" else 128}
+            p = point("attention", 3, True, backend="sdpa" if device == "cpu" else "sdpa-flash", dtype=dtype, **shape)
         if p.key not in planned and p not in out:
             out.append(p)
     return out

@@ -26,7 +26,7 @@ EDGE_QUERY_ROWS = (16, 32, 64, 128, 192, 256)
 #: Backends that compile every new shape.
 SLOW_TO_COMPILE = ("flex",)
 
-GPU_SHAPES: tuple[Shape, ...] = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (5120, 5120), (2048, 2048))
+GPU_SHAPES: tuple[Shape, ...] = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (2048, 2048), (5120, 5120))
 CPU_SHAPES: tuple[Shape, ...] = ((2048, 2048), (5632, 1024), (1024, 1024), (1024, 2816), (3072, 1024))
 ROUND_CPU: Mapping[str, Value] = {"layers": 4, "hidden": 1024, "ffn": 2816, "heads": 16, "kv_heads": 4, "head_dim": 64, "vocab": 8192}
 ROUND_GPU: Mapping[str, Value] = {"layers": 8, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "vocab": 128256}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpu_profiles.schema import GpuProfile
     from microbench.session import Settings
 
-#: Seconds of --check by default, and the points it draws.
+#: Points that --check draws.
 CHECK_POINTS = 24
 
 
