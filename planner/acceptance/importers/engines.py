@@ -30,7 +30,8 @@ def having(document: Document, *keys: str) -> Records:
 
 def vllm_bench(document: Document, kind: str | None) -> Reading:
     """`vllm bench serve --save-result`; several lines (--append-result) are added up."""
-    rows = having(document, "spec_decode_acceptance_length") or having(document, "spec_decode_num_drafts")
+    found = (having(document, f"spec_decode_{k}") for k in ("acceptance_length", "num_drafts", "per_position_acceptance_rates"))
+    rows = next(rows for rows in found if rows)
     readings = [_vllm_bench_row(where, row) for where, row in rows]
     return merged(readings, f"{len(readings)} runs added up")
 
@@ -214,7 +215,8 @@ def trtllm_report(document: Document, kind: str | None) -> Reading:
     near = guess is not None and guess >= 0.9 and abs(guess - round(guess)) <= 0.08 * round(guess)
     notes = [f"D is inferred from (AL - 1)/rate = {guess:.3g}: check it against max_draft_len"] if near and guess else []
     table = stats.get("acceptance_length_percentiles")
-    parts = {"acceptance_len_percentiles": dict(table)} if isinstance(table, Mapping) else {}
+    named = table.items() if isinstance(table, Mapping) else ()
+    parts = {"acceptance_len_percentiles": {str(k): v for k, v in named if isinstance(v, int | float) and math.isfinite(v)}}
     return Reading(
         format="trtllm-bench report", engine="trtllm", where=where, weighting="rounds" if pooled else "requests",
         acceptance_len=pooled or al, draft_len=round(guess) if near and guess else None, rate=None if pooled else rate,

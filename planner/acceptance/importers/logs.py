@@ -97,15 +97,15 @@ def _vllm(document: Document) -> Reading:
 
 
 def _vllm_v0(document: Document) -> Reading:
-    rows = [tuple(int(g) if i >= 2 else g for i, g in enumerate(m.groups())) for m in V0.finditer(document.text)]
+    rows = [tuple(int(text_number(g, f"{document.where}: Speculative metrics")) for g in m.groups()[2:]) for m in V0.finditer(document.text)]
     if not rows:
         hint = "The line must hold rate, system efficiency, speculative, accepted, draft and emitted tokens."
         raise InputError("a Speculative metrics line is incomplete", where=document.where, expected="the line as vLLM V0 wrote it", hint=hint)
     readings = []
     for n, row in enumerate(rows):
-        last = n + 1 == len(rows) or int(rows[n + 1][4]) < int(row[4])
+        last = n + 1 == len(rows) or rows[n + 1][2] < row[2]
         if last:
-            readings.append(_v0_reading(document.where, [int(v) for v in row[2:]]))
+            readings.append(_v0_reading(document.where, row))
     return merged(readings, f"{len(rows)} lines, each the total since the server started: the last of each start is used")
 
 
@@ -144,10 +144,10 @@ def _stats(line: str, where: str) -> dict[str, Any]:
         found = re.search(re.escape(name) + r"\s*=\s*(\d+)", line)
         if found is None:
             raise InputError("a statistics line is incomplete", where=where, expected=name)
-        return float(found[1])
+        return text_number(found[1], f"{where}: {name}")
 
     calls = re.search(r"#calls(?:\(b,g,a\))?\s*=\s*([\d ]+)", line)
-    numbers = [float(v) for v in calls[1].split()] if calls else []
+    numbers = [text_number(v, f"{where}: #calls") for v in calls[1].split()] if calls else []
     rates = re.search(r"#acc rate/pos = \(([\d., ]*)\)", line)
     listed = [text_number(t, f"{where}: #acc rate/pos") for t in rates[1].replace(",", " ").split()] if rates else []
     return {
@@ -188,11 +188,18 @@ def _llamacpp_tasks(document: Document) -> Reading:
     """One line per request: `draft acceptance = r (a accepted / g generated), mean len = L`."""
     readings, tokens = [], 0.0
     for found in LLAMA_TASK.finditer(document.text):
-        accepted, drafted, rest = float(found[2]), float(found[3]), found[4]
+        accepted, drafted = (text_number(found[n], f"{document.where}: draft acceptance") for n in (2, 3))
+        rest = found[4]
         mean = re.search(r"mean (?:len|acceptance length) =\s*" + _NUM, rest)
         al = text_number(mean[1], f"{document.where}: mean len") if mean else None
         evals = re.findall(r"(?<!prompt )\beval time =.*?/\s*(\d+) tokens", document.text[max(0, found.start() - 1200) : found.start()])
-        rounds = accepted / (al - 1.0) if al is not None and al > 1 else float(evals[-1]) - accepted if evals else None
+        rounds = (
+            accepted / (al - 1.0)
+            if al is not None and al > 1
+            else text_number(evals[-1], f"{document.where}: eval time") - accepted
+            if evals
+            else None
+        )
         rate = re.search(r"acceptance rate per position = \(([\d., ]*)\)", rest) or re.search(
             r"\s*[^\n]*acc per pos = \(([\d., ]*)\)",
             document.text[found.end() : found.end() + 200].split("\n", 2)[1] if "\n" in document.text[found.end() :] else "",

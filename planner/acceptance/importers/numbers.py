@@ -10,6 +10,8 @@ from planner.errors import InputError
 
 MAX_DRAFT_LEN = 1024
 _MOST_NODES = 2_000_000
+_MOST = 1e15
+"""No counter of tokens or rounds gets there; sums of more would overflow."""
 
 
 def number(value: object, where: str, expected: str = "a finite number") -> float:
@@ -20,7 +22,7 @@ def number(value: object, where: str, expected: str = "a finite number") -> floa
         real = float(value)
     except OverflowError:
         real = math.inf
-    if not math.isfinite(real):
+    if not math.isfinite(real) or abs(real) > _MOST:
         raise InputError("not a finite number", where=where, got=shown(value), expected=expected)
     return real
 

@@ -263,7 +263,7 @@ def batch_costs(document: Document) -> Reading:
     found = COSTS.search(document.text)
     cells = [c for c in re.split(r"[,\s]+", found[1]) if c] if found else []
     values = [text_number(c, f"{document.where}: GGML_BATCH_COSTS[{n + 1}]") for n, c in enumerate(cells)]
-    if not values or min(values) <= 0:
+    if not values or not 1e-6 <= min(values) <= max(values) <= 1e6:
         raise InputError("GGML_BATCH_COSTS is not a list of positive costs", where=document.where, got=shown(cells[:5]), expected="1,0.605,0.473,...")
     ratio = [n * c / values[0] for n, c in enumerate(values, 1)]
     # A larger batch never takes less time: the reverse order makes the non-increasing fit a non-decreasing one.

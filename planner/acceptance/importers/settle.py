@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.acceptance.importers.numbers import whole
+from planner.acceptance.importers.numbers import MAX_DRAFT_LEN, whole
 from planner.acceptance.importers.reading import Imported, Reading
 from planner.acceptance.survival import isotonic
 from planner.acceptance.transfer import check_kind
@@ -118,6 +118,8 @@ def _length(w: _Work) -> None:
         hint = "Leave --draft-len out: the source says it."
         raise InputError("--draft-len contradicts the source", where=r.where, got=w.draft_len, expected=str(stated), hint=hint)
     guess = None if mean is None else round(mean) if abs(mean - round(mean)) <= _SHORT_ROUNDS * mean else math.ceil(mean)
+    if guess is not None and guess > MAX_DRAFT_LEN:
+        raise InputError("more tokens drafted per round than can be", where=r.where, got=f"{mean:.6g} a round", expected=f"at most {MAX_DRAFT_LEN}")
     w.draft_len = w.draft_len or stated or max(filter(None, (known, guess)), default=None)
     if not stated and mean is None and known and w.draft_len == known:
         w.notes.append(f"D={known} is the longest round seen: say --draft-len if the engine drafted more")

@@ -31,7 +31,7 @@ def read_source(source: str | Path) -> Document:
     """Text itself, the path of a file or run folder, or an http(s) address."""
     if isinstance(source, str) and source[:8].lower().startswith(("http://", "https://")):
         return _document(_fetch(source), source)
-    if isinstance(source, str) and ("\n" in source or source.lstrip()[:1] in ("{", "[") or len(source) > 1024):
+    if isinstance(source, str) and (not source.strip() or "\n" in source or source.lstrip()[:1] in ("{", "[") or len(source) > 1024):
         return _document(source, "text")
     path = Path(source)
     try:
