@@ -120,7 +120,8 @@ def test_one_scrape_says_it_is_cumulative() -> None:
 
 def test_a_restarted_engine_counts_from_zero() -> None:
     """Engine 1 fell from 100 to 40 rounds: its second scrape is the window."""
-    lines = sample("vllm_metrics_after.prom").splitlines()
+    text = sample("vllm_metrics_after.prom").replace('created{engine="1",model_name="m"} 1.7802', 'created{engine="1",model_name="m"} 1.7803')
+    lines = text.splitlines()
     split = [line.rsplit(" ", 1) if 'engine="1"' in line and "_total" in line and "spec_decode" in line else [line] for line in lines]
     after = "\n".join(f"{part[0]} {float(part[1]) / 10}" if len(part) == 2 else part[0] for part in split)
     got = import_acceptance(after, before=DATA / "vllm_metrics_before.prom")
@@ -136,6 +137,9 @@ def test_a_later_created_stamp_means_a_restart_even_if_counters_grew() -> None:
 
 
 def test_swapped_scrapes_with_created_stamps_are_refused() -> None:
+    """A counter that fell although it was not created anew, or that was created before the earlier scrape's."""
+    with pytest.raises(InputError, match="wrong order"):
+        import_acceptance(DATA / "vllm_metrics_before.prom", before=DATA / "vllm_metrics_after.prom")
     after = sample("vllm_metrics_after.prom").replace("1.7802746209391222e+09", "1.7902746209391222e+09")
     with pytest.raises(InputError, match="wrong order"):
         import_acceptance(DATA / "vllm_metrics_before.prom", before=after)
@@ -212,6 +216,11 @@ def test_two_models_in_one_scrape_are_flagged() -> None:
     other = counters(100, 300, 60, [40, 15, 5]).replace('engine="0"', 'engine="0",model_name="b"')
     got = import_acceptance(text + other)
     assert "mixture" in got.flags and "2 models" in got.warnings[0]
+
+
+def test_a_fallen_counter_without_stamps_is_taken_from_zero() -> None:
+    got = import_acceptance(counters(40, 120, 60, [30, 20, 10]), before=counters(100, 300, 150, [70, 50, 30]))
+    assert got.num_drafts == 40 and "counter_reset" in got.flags and "files are swapped" in got.warnings[0]
 
 
 # ---------------------------------------------------------------- other metrics
@@ -292,6 +301,23 @@ def test_v1_windows_are_weighted_by_rounds() -> None:
     """The mean of the two printed lengths would be 2.0 (https://github.com/vllm-project/vllm/issues/19254)."""
     got = import_acceptance(DATA / "vllm_v1.log")
     assert got.acceptance_len == pytest.approx(2.409, abs=1e-3)
+
+
+def test_early_v1_lines() -> None:
+    """The first form of the line: rate first, in percent; 192 drafted in 64 rounds of 3."""
+    line = (
+        "INFO 06-05 [metrics.py:86] SpecDecoding metrics: Draft acceptance rate: 54.7%, Mean acceptance length: 2.64, Accepted: 105 tokens, "
+        "Drafted: 192 tokens, Per-position acceptance rate: 0.734, 0.531, 0.375\n"
+    )
+    got = import_acceptance(line)
+    assert got.num_drafts == 64 and got.acceptance_len == pytest.approx(1 + 105 / 64)
+
+
+def test_a_saved_stream_is_read() -> None:
+    """Streaming: the figures ride on the last chunk."""
+    record = json.dumps(json.loads(sample("vllm_request_summary.json")))
+    got = import_acceptance('data: {"choices": []}\n\ndata: ' + record + "\n\ndata: [DONE]\n\n")
+    assert got.survival_prob == pytest.approx([0.6, 0.6, 0.3])
 
 
 def test_v0_counts_tokens_behind_a_rejection_and_is_cumulative() -> None:

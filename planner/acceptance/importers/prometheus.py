@@ -91,9 +91,10 @@ def _restarted(last: Scrape, first: Scrape, names: Iterable[str]) -> set[Labels]
         for labels, value in last.values.get(name, {}).items():
             old = first.values.get(name, {}).get(labels)
             made, made_before = last.created.get(name, {}).get(labels), first.created.get(name, {}).get(labels)
-            if made is not None and made_before is not None and made < made_before - 1.0:
+            fell = old is not None and value < old
+            if made is not None and made_before is not None and (made < made_before - 1.0 or (fell and made <= made_before + 1.0)):
                 raise InputError("the scrapes are in the wrong order", where=last.where, expected="the earlier scrape first, the later as --after")
-            if old is not None and (value < old or (made is not None and made_before is not None and made > made_before + 1.0)):
+            if fell or (old is not None and made is not None and made_before is not None and made > made_before + 1.0):
                 out.add(_process(labels))
     return out
 

@@ -95,6 +95,8 @@ def _decode(text: str) -> tuple[tuple[Any, ...], bool, str]:
     """
     decoder = json.JSONDecoder()
     body = text.lstrip("\ufeff \t\r\n")
+    if body.startswith("data:"):  # a saved stream of server-sent events
+        body = "\n".join(line[5:].strip() for line in body.splitlines() if line.startswith("data:") and line[5:].strip() != "[DONE]")
     if body[:1] not in ("{", "["):
         return (), False, ""
     values: list[Any] = []
