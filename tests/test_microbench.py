@@ -413,6 +413,16 @@ def test_summary_names_rates_and_curves() -> None:
     assert {c["group"] for c in shown["attention"]} == {1, 4}
 
 
+def test_a_models_own_matrices_are_measured() -> None:
+    from planner.cli.calibrate import model_shapes
+
+    shapes, touched_bytes = model_shapes("Qwen/Qwen3-0.6B")
+    assert (3072 * 2, 1024) in shapes and (1024, 3072) in shapes
+    assert 2 * 4.4e8 < touched_bytes < 2 * 7.6e8
+    points = plans.standard_plan("cpu", cache_bytes=1 << 25, shapes=shapes)
+    assert {(p.num("n"), p.num("k")) for p in points if p.op == "gemm"} == set(shapes)
+
+
 # ---- with torch ------------------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Points that --check draws.
 CHECK_POINTS = 24
+#: Elements of the largest matrix that is measured: 1 GB in 32 bit.
+MOST_ELEMENTS = 2.5e8
 
 
 def calibrate(  # noqa: PLR0913
@@ -92,14 +94,19 @@ def progress(settings: Settings) -> Any:
 
 
 def model_shapes(model: str) -> tuple[list[tuple[int, int]], float]:
-    """(N, K) of a model's matrices on one device, smallest first, and the bytes that a pass of it touches at most."""
+    """(N, K) of a model's matrices on one device, and the bytes that a pass of it touches in 16 bit.
+
+    The middle one comes first, as it is measured at every edge; the smallest comes last, as it is held out to judge the fit. A matrix
+    beyond MOST_ELEMENTS (a large vocabulary) is left to the fit.
+    """
     from planner.cases import Case
     from planner.deployment import resolve
 
-    case = Case.model_validate({"id": None, "model": model, "gpu": "h100-sxm", "engine": "ideal", "context_len": 1024})
-    matrices = [(shape.n, shape.k, count) for _, shape, count in resolve(case).plan.gemms]
-    found = {(int(n), int(k)) for n, k, _ in matrices}
-    return sorted(found, key=lambda s: s[0] * s[1]), 2.0 * sum(n * k * count for n, k, count in matrices)
+    case = Case.model_validate({"id": "shapes", "model": model, "gpu": "h100-sxm", "engine": "ideal", "context_len": 1024, "concurrency": 1})
+    matrices = [(int(shape.n), int(shape.k), count) for _, shape, count in resolve(case).plan.gemms]
+    found = sorted({(n, k) for n, k, _ in matrices if n * k <= MOST_ELEMENTS}, key=lambda s: s[0] * s[1])
+    middle = found[len(found) // 2 :] + found[: len(found) // 2][::-1]
+    return middle, 2.0 * sum(n * k * count for n, k, count in matrices)
 
 
 def fresh_check(device: str, profile: GpuProfile) -> dict[str, Any]:
