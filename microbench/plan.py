@@ -23,6 +23,8 @@ HELD_OUT_ROWS = (6, 11, 14, 48, 96, 192, 384)
 #: Where an attention program may change its tile, in rows G(1 + D) (facts: FlashInfer 16/64/128, FA3 128/192, XQA 32, FlashMLA 64).
 EDGE_QUERY_ROWS = (16, 32, 64, 128, 192, 256)
 
+#: Query tokens of the longest verify curve: with 4 query heads per KV head, 128 rows lie well inside.
+MOST_QUERY = 48
 #: Backends that compile every new shape.
 SLOW_TO_COMPILE = ("flex",)
 
@@ -94,14 +96,16 @@ def attention_points(  # noqa: PLR0913
 ) -> list[Point]:
     """Verify attention: query lengths so that the rows G(1 + D) lie on both sides of every tile edge, for each G and context.
 
+    Two lengths above an edge, or a step could not be told from a change of slope.
+
     Without `edges` (no tiles, as on a CPU) a few lengths to 16 do. Backends that compile each shape for seconds get a few points only.
     """
     out = []
     for group in groups:
-        queries = {1, 2, 3, 4, 6, 8, 12, 16} | {q for e in edges for q in (e // group, e // group + 1)}
+        queries = {1, 2, 3, 4, 6, 8, 12, 16} | {q for e in edges for q in (e // group, e // group + 1, -(-5 * e // (4 * group)))}
         for context in contexts:
             first = group == groups[0] and context == contexts[0]
-            for query in sorted(q for q in queries if 1 <= q <= min(33, context // 2)):
+            for query in sorted(q for q in queries if 1 <= q <= min(MOST_QUERY, context // 2)):
                 coarse, held = query in (1, 2, 4, 8, 16), query in (3, 6, 12)
                 for backend in backends:
                     if backend in SLOW_TO_COMPILE and not (first and coarse):

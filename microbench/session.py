@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from microbench import plan as plans
@@ -136,7 +137,7 @@ class Session:
 
     def _pass(self, index: int, passes_left: int) -> bool:
         deadline = time.monotonic() + max(self.left_s() / passes_left, 0.0)
-        usual = SETUP_S[self.device.kind] + self.rule.cap_s
+        usual = median(self.cost_s.values()) if self.cost_s else SETUP_S[self.device.kind] + self.rule.cap_s
         chosen = plans.fit_budget(self.points, self.cost_s, usual, deadline - time.monotonic())
         order = plans.shuffled(chosen, self.settings.seed * 1000 + index, by_tier=not self.cost_s)
         tolerance = SENTINEL_TOLERANCE[self.device.kind]

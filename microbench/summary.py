@@ -9,7 +9,7 @@ from typing import Any
 
 from microbench.attention import rows as query_rows
 from microbench.bandwidth import ARRAYS_MOVED
-from microbench.plan import EDGE_QUERY_ROWS, point
+from microbench.plan import EDGE_QUERY_ROWS, MOST_QUERY, point
 from microbench.session import results
 from microbench.steps import find_steps
 
@@ -70,7 +70,7 @@ def attention_curves(rows: Sequence[Record]) -> list[dict[str, Any]]:
     curves: dict[tuple[str, str, int, int], list[tuple[int, Record]]] = {}
     for r in rows:
         a = r["args"]
-        if r["op"] == "attention" and a["num_seqs"] == 1 and a["query_len"] <= 33:
+        if r["op"] == "attention" and a["num_seqs"] == 1 and a["query_len"] <= MOST_QUERY:
             key = (a["backend"], a["dtype"], a["num_heads"] // a["num_kv_heads"], a["context_len"])
             curves.setdefault(key, []).append((query_rows(point("attention", 0, **a)), r))
     out = []

@@ -342,6 +342,49 @@ def test_a_gpu_keeps_its_datasheet_and_gets_measured_shares() -> None:
         fit_profile([{"kind": "environment", "fingerprint": {**store.of("environment")[0]["fingerprint"], "name": "GTX 9000"}}, *store.records[1:]])
 
 
+class PretendGpu(PretendDevice):
+    kind, cache_bytes = "cuda", 50 << 20
+
+
+def gpu_truth_s(p: plans.Point) -> float:
+    """An H200-like card: memory at 4.2 TB/s; attention streams its KV again, a third of it visible, for every 128 rows."""
+    a = {k: v for k, v in p.args if isinstance(v, int)}
+    if p.op == "gemm":
+        fit = GemmFit.from_gpu(load_gpu("h200-sxm"), p.text("dtype"))
+        size = 1.0 if p.text("dtype") == "fp8" else 2.0
+        return float(gemm_time(a["m"], a["n"], a["k"], fit, weight_bytes_per_element=size, act_bytes_per_element=size).time_s)
+    if p.op == "attention":
+        tiles = -(-a["num_heads"] // a["num_kv_heads"] * a["query_len"] // 128)
+        kv_bytes = 4.0 * a["num_seqs"] * a["num_kv_heads"] * a["context_len"] * a["head_dim"]
+        return 8e-6 + kv_bytes / 4e12 * (1.0 + 0.33 * (tiles - 1)) + 1e-9 * a["query_len"]
+    if p.op == "moe":
+        return 1e-5 + a["touched"] * 6.0 * a["width"] * a["ffn"] / 3.5e12
+    if p.op == "round":
+        return 3e-4 + 1e-6 * a["num_seqs"] * a["query_len"]
+    return truth_s(p) * 1.5e10 / 4.2e12 if p.op == "bandwidth" else 2e-6
+
+
+def test_a_whole_gpu_run_is_analysed_and_the_step_at_128_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a session on a card does, with a card that only pretends: plan, passes, summary, fit."""
+    monkeypatch.setattr("microbench.attention.backends", lambda kind: ("triton", "sdpa-flash"))
+    monkeypatch.setitem(globals(), "truth_s", lambda p, of=truth_s: of(p) if p.op == "bandwidth" else gpu_truth_s(p))
+    environment = {"device": "cuda", "name": "NVIDIA H200", "cache_bytes": 50 << 20, "memory_bytes": 1 << 37, "date": "2026-12-01"}
+    store = PretendSession(Settings("cuda", 1e4), Store(), device=PretendGpu(), environment=environment).run()
+    shown = summary(store.records)
+    curves = {c["group"]: c["steps"] for c in shown["attention"] if c["backend"] == "triton" and c["context_len"] == 8192}
+    assert set(curves) == {4, 8, 16, 32}
+    for group, steps in curves.items():
+        assert 128 in {s["above_rows"] for s in steps}, group
+        assert {s["above_rows"] for s in steps} <= {128, 256}, group
+    assert shown["points"]["gemm"] > 100 and shown["best_flop_per_s"]["bf16"] > 5e14
+    found = fit_profile(store.records)
+    entry: Any = (found.profile.calibration or {})["kernels"]
+    assert set(entry["gemm"]) == {"*", "builtin", "transformers"}, "fp8 of torch is not the serving engines' fp8"
+    assert set(entry["attention"]) == {"builtin", "transformers"}
+    assert kernel_fit("attention", found.profile, "vllm", "bf16").distance != "own"
+    assert kernel_fit("gemm", found.profile, "vllm", "bf16").distance == "own"
+
+
 def test_too_little_or_foreign_files_are_refused_with_a_next_step() -> None:
     with pytest.raises(InputError, match="not a raw file"):
         fit_profile([{"kind": "point"}])

@@ -44,6 +44,8 @@ CPU_MOE: Spec = {**MOE, "fixed_s": (2e-5, 1e-6, 1e-2), "per_expert_s": (1e-5, 1e
 #: without these their public tables are the better evidence, and nothing is stored under "*".
 ENGINE_BACKENDS = {"builtin": ("sdpa-flash",), "transformers": ("sdpa-flash",), "*": ("fa3", "flashinfer")}
 FEWEST = 6
+#: Query tokens from which attention is a prompt chunk for sure.
+FIRST_CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -216,8 +218,11 @@ def _attention_time(rows: Sequence[Row], gpu: GpuProfile, dtype: str, p: Mapping
 
 
 def fit_attention(rows: Sequence[Row], gpu: GpuProfile, dtype: str, *, cpu: bool, drift: float) -> dict[str, Any] | None:
-    """Shares and times of one attention backend; None with too few rows."""
-    fitted, held = _split(rows)
+    """Shares and times of one attention backend; None with too few rows.
+
+    Lengths between verification and a prompt chunk belong to neither model: they are there for the steps.
+    """
+    fitted, held = _split([r for r in rows if not VERIFY_MAX_QUERY < r["args"]["query_len"] < FIRST_CHUNK])
     if len(fitted) < FEWEST:
         return None
     if cpu:

@@ -47,6 +47,7 @@ def short(value: float, digits: int = 4) -> float:
 
 def tested_steps(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Curves whose steps survive the test against no step, with positions: GEMM over M, attention over rows G(1 + D)."""
+    from microbench.plan import MOST_QUERY
     from microbench.steps import find_steps
 
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -54,7 +55,7 @@ def tested_steps(rows: Sequence[Row]) -> list[dict[str, Any]]:
         a = r["args"]
         if r["op"] == "gemm":
             label, at = f"gemm {a['dtype']} n={a['n']} k={a['k']}", float(a["m"])
-        elif r["op"] == "attention" and a["query_len"] <= 33:
+        elif r["op"] == "attention" and a["query_len"] <= MOST_QUERY:
             group = a["num_heads"] // a["num_kv_heads"]
             label = f"attention {a['backend']} {a['dtype']} G={group} context={a['context_len']} seqs={a['num_seqs']}"
             at = float(group * a["query_len"])
