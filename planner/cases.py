@@ -29,6 +29,13 @@ def _number(value: object) -> object:
     return value
 
 
+def _plain_id(value: object) -> object:
+    """Text or a whole number, returned as it came."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ValueError("must be text or a whole number")
+    return value
+
+
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 Tokens = Annotated[int, BeforeValidator(_number), Field(ge=0)]
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
@@ -81,7 +88,7 @@ class Baseline(_Frozen):
 class Case(_Frozen):
     """One question: a deployment, a drafter with a draft length, and traffic."""
 
-    id: str | int | None = None
+    id: Annotated[str | int | None, Field(union_mode="left_to_right"), BeforeValidator(_plain_id)] = None
     model: str | dict[str, Any]
     gpu: str
     n_gpus: Count | None = None
@@ -178,6 +185,7 @@ def parse_case(raw: object, where: str = "case") -> Case:
     if not isinstance(raw, Mapping):
         raise InputError("each line must be a JSON object", where=where, got=type(raw).__name__, expected="an object with model, gpu, concurrency")
     try:
-        return Case.model_validate(raw)
+        # null means "not given", also for keys whose default is not null
+        return Case.model_validate({k: v for k, v in raw.items() if v is not None})
     except ValidationError as error:
         raise explain_validation(error, where, Case.model_fields) from None

@@ -100,10 +100,10 @@ class Deployment:
     @cached_property
     def max_num_seqs(self) -> int:
         """Sequences the engine runs at once over the deployment, whatever memory allows."""
-        limit = self.config.max_num_seqs or self.engine.limits(self.gpu).max_num_seqs or 1 << 20
+        limit = (self.config.max_num_seqs or self.engine.limits(self.gpu).max_num_seqs or 1 << 20) * self.layout.dp
         if self.drafter is not None and self.config.max_num_seqs is None and self.engine.max_running_with_speculation:
-            limit = min(limit, self.engine.max_running_with_speculation)
-        return limit * self.layout.dp
+            limit = min(limit, self.engine.max_running_with_speculation)  # of the whole server: data-parallel groups share it
+        return limit
 
     @cached_property
     def memory_notes(self) -> tuple[str, ...]:
@@ -119,7 +119,9 @@ class Deployment:
     @property
     def extra_gpus(self) -> int:
         """GPUs of a drafter on its own device."""
-        return self.drafter.n_gpus or 1 if self.drafter is not None and self.drafter.gpu is not None else 0
+        if self.drafter is None or self.drafter.gpu is None or self.draft is None or self.draft.body is None:
+            return 0
+        return max(self.drafter.n_gpus or 1, self.draft.body.layout.tp)
 
     # ---- CUDA graphs
     def _captured(self, query_len: int) -> NDArray[np.float64]:
@@ -170,6 +172,7 @@ class Deployment:
         draft = 0.0
         if self.draft is not None and self.draft.body is not None and self.draft.machine is self.machine:
             draft = self.draft.weight_bytes
+        self.check_draft_device()
         limits = self.engine.limits(gpu)
         frac = self.config.memory_frac or limits.memory_frac
         usable = gpu.usable_memory_bytes * (1.0 - RESERVED_FRAC)
@@ -184,6 +187,17 @@ class Deployment:
                 " Use more GPUs, a larger tp or ep, or a smaller weights_dtype."
             )
         return Memory(weights, draft, free)
+
+    def check_draft_device(self) -> None:
+        """A drafter on its own GPUs must fit them. Raises InfeasibleError."""
+        if self.draft is None or self.draft.body is None or self.extra_gpus == 0:
+            return
+        have = self.draft.machine.gpu.usable_memory_bytes * LARGEST_MEMORY_FRAC
+        if self.draft.weight_bytes > have:
+            raise InfeasibleError(
+                f"the drafter needs {self.draft.weight_bytes / 1e9:.1f} GB per GPU and {self.draft.machine.gpu.id} has {have / 1e9:.1f} GB usable."
+                " Give it more GPUs (drafter.n_gpus, drafter.tp), a smaller weights_dtype, or the target's own GPUs."
+            )
 
     def bytes_per_seq(self, context_len: Num, draft_len: Num) -> NDArray[np.float64]:
         """Cache and state of one sequence on one rank: KV of target and drafter with D look-ahead slots, 1 + D states for rollback."""
@@ -261,18 +275,25 @@ def dtypes_of(model: ModelSpec, case: Case, gpu: GpuProfile, engine: EngineProfi
         weights.update(named)
         weights["shared"] = named.get("mlp", weights["shared"])
     kv = case.kv_dtype or kv
-    if "bf16" not in gpu.peak_flop_per_s:
-        weights = {c: "fp16" if d == "bf16" else d for c, d in weights.items()}
+    wide = widest(gpu)
+    if wide != "bf16":
+        weights = {c: wide if d == "bf16" else d for c, d in weights.items()}
+        notes.append(f"what is 16-bit in the checkpoint is {wide} on {gpu.id}, which has no bf16")
     act: dict[str, str] = {}
-    for storage in sorted({*weights.values(), *matrices.values(), "bf16" if "bf16" in gpu.peak_flop_per_s else "fp16"}):
+    for storage in sorted({*weights.values(), *matrices.values(), wide}):
         act[storage] = case.act_dtype or stated_act(model, case, storage, gpu) or engine.act_dtype(storage, gpu)[0]
         gpu.peak(act[storage])
         if act[storage] != storage and bytes_differ(storage, act[storage]):
             notes.append(f"{storage} weights compute in {act[storage]} on {gpu.id}")
     if case.kv_dtype is None and model.quant.kv_dtype is None:
         notes.append("KV cache in 16 bit (the checkpoint does not say)")
-    attn = case.attn_dtype or ("fp8" if kv == "fp8" and "fp8" in gpu.peak_flop_per_s else "bf16")
+    attn = case.attn_dtype or ("fp8" if kv == "fp8" and "fp8" in gpu.peak_flop_per_s else wide)
     return Dtypes(weights=weights, matrices=matrices, act=act, kv=kv, attn=attn, state=case.state_dtype, block_scaled=block), tuple(notes)
+
+
+def widest(gpu: GpuProfile) -> str:
+    """The dtype that stands for 16 bit on this GPU: bf16, fp16 on Volta, fp8 on machines that have nothing wider."""
+    return next(d for d in ("bf16", "fp16", "fp8", *sorted(gpu.peak_flop_per_s)) if d in gpu.peak_flop_per_s)
 
 
 def stated_act(model: ModelSpec, case: Case, storage: str, gpu: GpuProfile) -> str | None:
@@ -295,7 +316,9 @@ _TRAFFIC = frozenset(
 
 def deployment_key(raw: Mapping[str, Any]) -> str:
     """Cases with the same key share a deployment."""
-    return json.dumps({k: v for k, v in raw.items() if k not in _TRAFFIC}, sort_keys=True, default=str)
+    plain = not raw.get("draft_len") and not raw.get("k0_tier")
+    ignored = _TRAFFIC | {"drafter"} if plain else _TRAFFIC  # D = 0 has no speculative configuration, whatever drafter is named
+    return json.dumps({k: v for k, v in raw.items() if k not in ignored and v is not None}, sort_keys=True, default=str)
 
 
 def resolve(case: Case, *, strict: bool = False) -> Deployment:
@@ -316,6 +339,10 @@ def resolve(case: Case, *, strict: bool = False) -> Deployment:
         warnings += drafter.warnings
         if where.engine.drafters.get(drafter.kind, "") is None:
             warnings.append(f"{where.engine.name} has no {drafter.kind} drafting: priced as if it had")
+    unused = [k for k in ("attn_dtype", "moe_backend") if getattr(case, k) is not None]
+    unused += [f"engine_config.{k}" for k in ("version", "async_scheduling") if getattr(case.engine_config, k) is not None]
+    if unused:
+        warnings.append(f"{', '.join(unused)}: accepted, but the cost model has no number that depends on it")
     reach = where.gpu.max_link_gpus
     if layout.tp > reach:
         warnings.append(f"tp {layout.tp} exceeds the {reach} GPUs that {where.gpu.link_kind} joins: the network between nodes is a guess")
@@ -355,12 +382,14 @@ def place_drafter(drafter: DrafterSpec, model: ModelSpec, layout: Layout, dtypes
     network = Network(tuple(counts.items()), hidden, drafter.head_vocab, drafter.matrices)
     moe = any(layer.experts for layer in drafter.layers)
     spread = Layout(tp, 1, layout.dp, layout.ep) if moe and drafter.gpu is None and tp == layout.tp else Layout(tp)
-    base = "bf16" if "bf16" in own.gpu.peak_flop_per_s else "fp16"
+    base = widest(own.gpu)
     stored = drafter.weights_dtype or base
     weights = dict.fromkeys(QUANTISED, stored) | {"lm_head": base, "router": base}
     act = {d: own.engine.act_dtype(d, own.gpu)[0] for d in {stored, base}}
     types = Dtypes(weights=weights, act=act, kv=drafter.kv_dtype or dtypes.kv, attn=base)
     notes = (*drafter.assumptions, f"drafter weights in {stored}, tp {tp}")
+    if drafter.gpu is not None and (drafter.n_gpus or tp) < tp:
+        raise InputError("drafter.tp exceeds drafter.n_gpus", where="drafter", got=f"tp {tp} on {drafter.n_gpus} GPU(s)", expected="n_gpus >= tp")
     plan = DraftPlan(
         drafter.kind,
         PassPlan(network, spread, types, expert_overlap=0.0),

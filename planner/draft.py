@@ -108,8 +108,8 @@ class DraftPlan:
         step = self.machine.served_s(Gemm("Markov head", num_seqs, vocab // self.body.layout.tp, self.markov_rank, 1, "bf16", "bf16"))
         return draft_len * step
 
-    def prefill_s(self, input_len: Num) -> Num:
-        """The drafter reads the prompt too."""
+    def prefill_s(self, chunk_len: Num, context_len: Num) -> Num:
+        """The drafter reads the prompt too: one chunk that ends at context_len."""
         if self.body is None:
             return 0.0
-        return self._pass_s(1.0, input_len, np.asarray(input_len) / 2.0, 1.0)
+        return self._pass_s(1.0, chunk_len, np.asarray(context_len) - np.asarray(chunk_len) / 2.0, 1.0)

@@ -8,6 +8,7 @@ from planner.deployment import Deployment
 from planner.kernels import padded_rows
 from planner.models.spec import KvAttention
 from planner.ops import gqa_group_size
+from planner.round import verify_rows
 
 STEP_WORTH_NAMING = 0.08
 """A GEMM step below 8 % is not worth a sentence."""
@@ -40,19 +41,20 @@ def edges_of(dep: Deployment, num_seqs: int, draft_len: int) -> tuple[str, ...]:
     """One sentence per kernel class that has steps: where this point stands and what comes next."""
     out: list[str] = []
     per_rank = math.ceil(math.ceil(num_seqs / dep.layout.dp) / dep.layout.pp)
-    rows = per_rank * (1 + draft_len)
-    following = per_rank * (2 + draft_len)
+    width = int(verify_rows(dep, float(draft_len)))
+    rows = per_rank * width
+    following = per_rank * int(verify_rows(dep, float(draft_len + 1)))
     for edge, factor in gemm_steps(dep):
         if rows <= edge < following:
             out.append(
-                f"D={draft_len} keeps {per_rank} x {1 + draft_len} = {rows} GEMM rows under the step at {edge};"
+                f"D={draft_len} keeps {per_rank} x {width} = {rows} GEMM rows under the step at {edge};"
                 f" D={draft_len + 1} would cost {factor - 1:.0%} more GEMM time for it"
             )
         elif edge < rows <= edge + per_rank and draft_len:
             out.append(f"D={draft_len} has {rows} GEMM rows, past the step at {edge} (+{factor - 1:.0%}): D={draft_len - 1} stays under it")
     kernel = dep.machine.attention_kernel("gqa")
     for g, d, tile in attention_tiles(dep):
-        padded = float(padded_rows(1.0 + draft_len, float(g), d, kernel)[0])
-        used = g * (1 + draft_len)
-        out.append(f"attention rows G(1+D) = {g} x {1 + draft_len} = {used}, padded to {padded:.0f} by {kernel.id} (tile {tile})")
+        padded = float(padded_rows(float(width), float(g), d, kernel)[0])
+        used = g * width
+        out.append(f"attention rows G(1+D) = {g} x {width} = {used}, padded to {padded:.0f} by {kernel.id} (tile {tile})")
     return tuple(out)

@@ -45,7 +45,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "alltoall": {"bytes": ..., "num_ranks": ...},
 }
 DTYPE_KEYS = ("weights_dtype", "act_dtype", "kv_dtype", "state_dtype")
-DTYPES = ("fp32", "bf16", "fp16", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4")
+DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "nvfp4", "mxfp4")
 
 
 def kernel_time(case: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,8 +89,9 @@ def _values(case: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> d
         if value is ...:
             raise InputError(f"required key {key!r} is missing", where=where, hint=f"Add {key!r}.")
         if key in DTYPE_KEYS:
-            if value is not None and value not in DTYPES:
-                raise InputError(f"unknown {key}", where=where, got=value, expected=f"one of {', '.join(DTYPES)}")
+            known = (*DTYPES, "fp8_block") if key == "weights_dtype" else DTYPES
+            if value is not None and value not in known:
+                raise InputError(f"unknown {key}", where=where, got=value, expected=f"one of {', '.join(known)}")
         elif value is not None and not (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0):
             raise InputError(f"{key} must be a positive number", where=where, got=value)
         out[key] = value
@@ -136,6 +137,8 @@ def _mla(v: Mapping[str, Any], m: Machine) -> tuple[Op, str, str]:
 
 
 def _moe(v: Mapping[str, Any], m: Machine) -> tuple[Op, str, str]:
+    if v["top_k"] > v["num_experts"] or v["num_experts"] % v["ep"]:
+        raise InputError("top_k must not exceed num_experts, and ep must divide it", got=f"{v['top_k']} of {v['num_experts']}, ep {v['ep']}")
     storage, act, block = _dtype(v, m)
     core = Experts(int(v["num_experts"]), int(v["top_k"]), int(v["width"]), int(v["ffn"]), int(v["matrices"]))
     op = ExpertsOp("experts", core, float(v["num_tokens"]), 1.0, int(v["ep"]), 1, storage, act, 1, block)

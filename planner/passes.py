@@ -194,7 +194,13 @@ def _expert_ops(plan: PassPlan, rows: Num, segments: Sequence[Segment]) -> list[
         )
         if plan.exchanges:
             ranks = lay.tp * lay.dp
-            copies = min(core.top_k, lay.ep) if lay.ep > 1 else 1
+            if lay.ep == 1:  # every rank holds a slice of every expert: all rows go everywhere and come back summed
+                everyone = ACT_BYTES * rows * lay.dp * core.width
+                ops.append(AllGather("gather tokens", everyone, ranks, count))
+                ops.append(AllGather("scatter sums", everyone, ranks, count))
+                continue
+            # distinct ranks among a token's top-k experts; dispatch in 8 bit, combine in 16
+            copies = lay.ep * (1.0 - (1.0 - 1.0 / lay.ep) ** core.top_k)
             sent = rows * copies * core.width / lay.tp
             ops.append(AllToAll("dispatch", sent * 1.0, ranks, count))
             ops.append(AllToAll("combine", sent * ACT_BYTES, ranks, count))

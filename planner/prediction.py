@@ -18,6 +18,7 @@ from planner.acceptance.survival import survival_from
 from planner.bands import band, spread, tpot_regime
 from planner.cases import Case, Prediction, parse_case
 from planner.deployment import Deployment, cached_resolve, deployment_key
+from planner.draft import LOOKUP
 from planner.edges import edges_of
 from planner.errors import DraftlineError, InfeasibleError, InputError
 from planner.roofline import PARTS
@@ -112,18 +113,24 @@ def _acceptance(index: int, case: Case, dep: Deployment) -> _Asked:
         return _Asked(index, case, 1.0, 0.0)
     assert dep.drafter is not None
     warnings: list[str] = []
-    if dep.drafter.verify_width is not None and case.acceptance is None:
+    width = dep.drafter.verify_width
+    if width is not None and not (case.acceptance and "acceptance_len" in case.acceptance):
         raise InputError(
             "a tree (verify_width) needs its measured acceptance",
             where="acceptance",
+            got=case.acceptance,
             expected='{"acceptance_len": ..., "at_draft_len": ...}',
-            hint="Priors are for chains: give the tree's AL, or drop verify_width.",
+            hint="Priors and curves are for chains: give the tree's AL, or drop verify_width.",
         )
     if case.acceptance is None:
         warnings.append("no acceptance given: the chat prior is used; measure one to trust the speedup")
     survival = survival_from(case.acceptance, kind=dep.drafter.kind, max_draft_len=case.draft_len, block=dep.drafter.known_reach)
     warnings += survival.warnings(case.draft_len)
     al = float(survival.acceptance_len(case.draft_len))
+    if width is not None and al > width:
+        raise InputError("AL exceeds the rows that are verified", where="acceptance", got=f"{al:g} > verify_width {width}")
+    if dep.drafter.match_prob is not None and dep.drafter.kind in LOOKUP:
+        al = dep.drafter.match_prob * al + (1.0 - dep.drafter.match_prob)  # AL is of rounds that draft
     return _Asked(index, case, al, survival.log_band(case.draft_len), (survival.basis,), (*warnings, *survival.notes))
 
 
@@ -150,7 +157,9 @@ def _predict_group(dep: Deployment, asked: list[_Asked]) -> list[Prediction | Dr
                 )
             )
             continue
-        answers.append(_one(dep, a, _Row(i, served, float(base.tokens_per_s[i]), float(step[i]), bool(saturated[i]))))
+        answers.append(
+            _one(dep, a, _Row(i, served, float(base.tokens_per_s[i]), float(step[i]), bool(saturated[i]), float(np.asarray(anchor.scale)[i])))
+        )
     return answers
 
 
@@ -214,6 +223,7 @@ class _Row(NamedTuple):
     plain_tokens_per_s: float
     step_s: float
     saturated: bool
+    scale: float
 
 
 def _one(dep: Deployment, a: _Asked, row: _Row) -> Prediction:
@@ -228,14 +238,14 @@ def _one(dep: Deployment, a: _Asked, row: _Row) -> Prediction:
     speedup = rate / row.plain_tokens_per_s
     measured = [b.concurrency for b in c.baseline]
     regime = tpot_regime(dep.gpu.id, moe=dep.model.is_moe, concurrency=max(num_seqs, 1), anchored_at=measured, adapted=dep.machine.adapted)
-        dep.gpu.id, moe=dep.model.is_moe, concurrency=max(num_seqs, 1), anchored_at=[b.concurrency for b in c.baseline], adapted=dep.machine.adapted
-    )
     low, high = spread(tpot, band("tpot", regime), a.acceptance_band)
     s_low, s_high = (1.0, 1.0) if c.draft_len == 0 and not dep.k0_tier else spread(speedup, band("speedup", "default"), a.acceptance_band)
     warnings = [*a.warnings, *dep.warnings, *dep.memory_notes]
     if c.concurrency is not None and num_seqs < c.concurrency:
         why = "memory" if capacity < min(c.concurrency, dep.max_num_seqs) else f"{dep.engine.name} running-request limit"
         warnings.append(f"{num_seqs} of {c.concurrency} requests run at once ({why}); the rest queue")
+    if not 0.4 < row.scale < 3.0:
+        warnings.append(f"the baseline is {row.scale:.2g} times the model's time: wrong unit, another layout, or a broken run?")
     if row.saturated:
         warnings.append(f"the arrival rate {c.request_rate_per_s:g}/s exceeds what the deployment serves: the queue grows without bound")
     eager = bool(np.broadcast_to(r.eager, served.tpot_s.shape)[i])

@@ -34,7 +34,7 @@ class Round(NamedTuple):
     """The pass exceeds the largest captured CUDA graph."""
 
 
-def verify_rows(dep: Deployment, draft_len: Num) -> Num:
+def verify_rows(dep: Deployment, draft_len: Num) -> F:
     """Rows per sequence of a verification pass: 1 + D, 2D for PARD, or the tree width the user gave."""
     d = np.asarray(draft_len, dtype=np.float64)
     if dep.drafter is None:
@@ -71,15 +71,16 @@ def round_time(dep: Deployment, num_seqs: Num, context_len: Num, draft_len: Num)
     overhead = o["per_step_s"] + o["per_seq_s"] * n + 0.0 * d
     draft = np.zeros(np.broadcast(n, d, verify).shape)
     if dep.drafter is not None and (d > 0).any():
-        cost = dep.draft_plan.round(n, context_len, d)
+        # a drafter on its own device serves the sequences of every data-parallel group
+        cost = dep.draft_plan.round(n * (dep.layout.dp if dep.extra_gpus else 1), context_len, d)
         on = d > 0
         draft = cost.kernel_s + o["per_draft_pass_s"] * cost.passes + 0.0 * verify
         if dep.drafter.kind in LOOKUP:
             draft = draft + np.where(on, o["lookup_base_s"] + o["lookup_per_seq_s"] * n, 0.0)
-        overhead = overhead + np.where(on, o["per_round_s"] + o["per_verified_token_s"] * n * (width - 1.0), 0.0)
+        matched = 1.0 if dep.drafter.match_prob is None or dep.drafter.kind not in LOOKUP else dep.drafter.match_prob
+        overhead = overhead + np.where(on, matched * (o["per_round_s"] + o["per_verified_token_s"] * n * (width - 1.0)), 0.0)
         overhead = overhead + 0.0 * verify
-        matched = dep.drafter.match_prob
-        if matched is not None and dep.drafter.kind in LOOKUP and (on & (matched < 1.0)).any():
+        if matched < 1.0 and on.any():  # rounds without a match are plain steps
             plain, _, _ = step_time(dep, n, 1.0, context_len)
             verify = np.where(on, matched * verify + (1.0 - matched) * plain, verify)
     if dep.k0_tier:
@@ -110,6 +111,6 @@ def prefill_time(dep: Deployment, num_decoding: Num, context_len: Num, input_len
     o = dep.overheads
     mixed = dep.machine.pass_time(pass_ops(dep.plan, [riders, prompt])).time_s
     alone = dep.machine.pass_time(pass_ops(dep.plan, [riders])).time_s
-    draft = 0.0 if dep.drafter is None else dep.draft_plan.prefill_s(size) * chunks
+    draft = 0.0 if dep.drafter is None else dep.draft_plan.prefill_s(size, mean_end) * chunks
     fixed = o["per_layer_s"] * dep.residual_layers + o["per_step_s"]
     return np.maximum(mixed - alone, 0.0) * chunks, (mixed + fixed) * chunks, draft

@@ -69,9 +69,7 @@ def test_eagle3_parameters_by_hand(dense: ModelSpec) -> None:
 def test_dflash_and_dspark_parameters(dense: ModelSpec) -> None:
     """Published sizes: z-lab/Qwen3-8B-DFlash-b16 1B, Qwen3-4B 0.5B; GLM-5.2 and Kimi-K3 shapes of 3-4B with their tables."""
     assert head("dflash", "SpecForge--qwen3-8b-dflash", dense).params == pytest.approx(1.05e9, rel=0.02)
-    assert drafter_from({"kind": "dflash", "model": str(HEADS / "SpecForge--qwen3-4b-dflash.json")}, dense).params == pytest.approx(
-        0.55e9, rel=0.05
-    )
+    assert drafter_from({"kind": "dflash", "model": str(HEADS / "SpecForge--qwen3-4b-dflash.json")}, dense).params == pytest.approx(0.55e9, rel=0.05)
     d = head("dspark", "SpecForge--qwen3-8b-dspark", dense)
     assert d.head_params == 2 * 151936 * 256 and d.sequential_head and d.parallel
     assert [(m.n, m.k) for m in d.matrices] == [(4096, 5 * 4096)]
@@ -212,9 +210,7 @@ def test_drafters_for_prefers_the_exact_target(dense: ModelSpec) -> None:
 
 
 def test_variants_warn() -> None:
-    fp8 = [
-        d for d in drafters_for("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8") if d.get("model") == "nebius/EAGLE3-Qwen3-235B-A22B-Instruct-2507"
-    ]
+    fp8 = [d for d in drafters_for("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8") if d.get("model") == "nebius/EAGLE3-Qwen3-235B-A22B-Instruct-2507"]
     assert fp8[0]["match"] == "quantisation" and "another quantisation" in fp8[0]["warnings"][0]
     tuned = [d for d in drafters_for("Qwen/Qwen3-235B-A22B") if d.get("model") == "nebius/EAGLE3-Qwen3-235B-A22B-Instruct-2507"]
     assert tuned[0]["match"] == "variant" and "another fine-tune" in tuned[0]["warnings"][0]

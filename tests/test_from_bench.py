@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conftest import answers
+
 from gpu_profiles.load import load_gpu
 from planner.calibrate.from_bench import adapt_to, profile_with, read_runs
 from planner.errors import InputError

@@ -143,9 +143,7 @@ def test_verifying_streams_the_cache_once() -> None:
     """Four query rows of one tile cost hardly more than one: KV is not paid per draft token."""
     fit = kernel_fit("attention", H200, "vllm", "bf16").value
     kernel = load_attention_kernel("fa3")
-    t = attention_time(
-        32, np.array([1.0, 4.0]), 16384, num_heads=64, num_kv_heads=8, head_dim=128, kv_bytes_per_element=2, fit=fit, kernel=kernel
-    )
+    t = attention_time(32, np.array([1.0, 4.0]), 16384, num_heads=64, num_kv_heads=8, head_dim=128, kv_bytes_per_element=2, fit=fit, kernel=kernel)
     assert t.time_s[1] / t.time_s[0] < 1.15
 
 

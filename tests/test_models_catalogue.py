@@ -129,8 +129,7 @@ def test_loading_is_cheap() -> None:
     best = min(
         float(out[0])
         for out in (
-            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root).stdout.split(" ", 1)
-            for _ in range(3)
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root).stdout.split(" ", 1) for _ in range(3)
         )
         if out[1].strip() == "[]"
     )

@@ -194,9 +194,7 @@ def test_no_rope_layers_of_llama4() -> None:
 # ------------------------------------------------------------------------------------------------- experts
 
 
-@pytest.mark.parametrize(
-    "key", ["num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token", "experts_per_token", "moe_top_k"]
-)
+@pytest.mark.parametrize("key", ["num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token", "experts_per_token", "moe_top_k"])
 def test_top_k_spellings(key: str) -> None:
     """gemma-4 says top_k_experts, Kimi-K3 num_experts_per_token (https://github.com/vllm-project/vllm/issues/47808)."""
     experts = read_model({**without(MOE, "num_experts_per_tok"), key: 2}).layers[-1].experts

@@ -203,6 +203,7 @@ def test_a_baseline_narrows_the_band() -> None:
 def test_the_recommendation_names_a_gemm_step_that_decides() -> None:
     """CUTLASS fp8 on Hopper jumps above 64, 128 and 256 rows; B(1 + D) on such an edge is worth a sentence."""
     from conftest import BASE
+
     from planner.cases import Case
     from planner.deployment import resolve
     from planner.edges import edges_of, gemm_steps

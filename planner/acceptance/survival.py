@@ -126,9 +126,7 @@ class Survival:
         return (f"D={draft_len} is beyond the {self.block} tokens the drafter was trained for: no gain is expected past {self.block}",)
 
 
-def survival_from(
-    spec: Mapping[str, Any] | None, *, kind: str, max_draft_len: int, block: int | None = None, where: str = "acceptance"
-) -> Survival:
+def survival_from(spec: Mapping[str, Any] | None, *, kind: str, max_draft_len: int, block: int | None = None, where: str = "acceptance") -> Survival:
     """A `Survival` from one of the `acceptance` forms of the contract; None means the chat prior.
 
     `max_draft_len`: how many positions to store; `block`: most drafts the drafter was trained for (None: no limit known).
@@ -320,9 +318,7 @@ def _count(value: object, where: str) -> int:
 def _length(value: object, draft_len: int, where: str) -> float:
     number = _number(value, where, f"tokens per round in 1..{1 + draft_len}")
     if number < 1 or number > 1 + draft_len + 1e-9:
-        raise InputError(
-            f"acceptance length out of range for D={draft_len}", where=where, got=value, expected=f"1..{1 + draft_len}", hint=_BONUS
-        )
+        raise InputError(f"acceptance length out of range for D={draft_len}", where=where, got=value, expected=f"1..{1 + draft_len}", hint=_BONUS)
     return min(number, 1.0 + draft_len)
 
 

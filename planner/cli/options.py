@@ -75,7 +75,7 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
 
 def read_text(path: Path, what: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the {what} file", where=str(path), hint=str(error)) from None
 

@@ -26,9 +26,7 @@ class CommFit:
     """One row per num_ranks."""
 
     @classmethod
-    def from_table(
-        cls, num_ranks: Sequence[int], message_bytes: Sequence[float], micros: Sequence[Sequence[float]], slower: float = 1.0
-    ) -> CommFit:
+    def from_table(cls, num_ranks: Sequence[int], message_bytes: Sequence[float], micros: Sequence[Sequence[float]], slower: float = 1.0) -> CommFit:
         """Measured microseconds, a row per rank count; `slower`: how much slower the link is than the measured one."""
         rows = tuple(tuple(float(v) for v in np.log(as_array(row) * 1e-6 * slower)) for row in micros)
         return cls(tuple(num_ranks), tuple(message_bytes[: len(rows[0])]), rows)

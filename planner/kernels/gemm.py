@@ -61,9 +61,7 @@ class GemmFit:
         )  # fmt: skip
 
     @classmethod
-    def from_params(
-        cls, p: Params, gpu: GpuProfile, dtype: str, step_m: tuple[float, ...] = (), step_log: tuple[float, ...] = ()
-    ) -> GemmFit:
+    def from_params(cls, p: Params, gpu: GpuProfile, dtype: str, step_m: tuple[float, ...] = (), step_log: tuple[float, ...] = ()) -> GemmFit:
         """Fitted shares on the peaks of `gpu`; `dtype` is what the stack multiplies in."""
         return cls(
             bytes_per_s=p["bandwidth"] * gpu.bytes_per_s, flop_per_s=p["flop"] * gpu.peak(dtype), fixed_s=p["fixed_s"],

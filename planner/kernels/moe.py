@@ -49,9 +49,7 @@ class MoeFit:
     @classmethod
     def from_gpu(cls, gpu: GpuProfile, dtype: str) -> MoeFit:
         """Prior without a fit: a router, two grouped GEMMs and a reduction are four launches."""
-        return cls(
-            gpu.bytes_per_s * gpu.bandwidth_eff * 0.85, gpu.peak(dtype) * gpu.matmul_eff.get(dtype, 0.7) * 0.7, 4 * gpu.launch_s
-        )
+        return cls(gpu.bytes_per_s * gpu.bandwidth_eff * 0.85, gpu.peak(dtype) * gpu.matmul_eff.get(dtype, 0.7) * 0.7, 4 * gpu.launch_s)
 
 
 def moe_time(  # noqa: PLR0913

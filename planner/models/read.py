@@ -122,9 +122,7 @@ def quant_from_entry(value: Mapping[str, Any] | None) -> Quant | None:
     """The catalogue stores the scheme already normalised (exclusion lists of a thousand names are not shipped)."""
     if value is None:
         return None
-    pairs: dict[str, tuple[tuple[Any, str], ...]] = {
-        key: tuple(value.get(key, {}).items()) for key in ("weights", "matrices", "act_by_class")
-    }
+    pairs: dict[str, tuple[tuple[Any, str], ...]] = {key: tuple(value.get(key, {}).items()) for key in ("weights", "matrices", "act_by_class")}
     return Quant(
         value["scheme"], pairs["weights"], value.get("kv_dtype"), value.get("act_dtype"), value.get("block_scaled", False),
         pairs["matrices"], pairs["act_by_class"],
