@@ -73,7 +73,7 @@ def storage_keys(op: str, dtype: str) -> tuple[str, ...]:
     """Names a dtype may be tabulated under, nearest first. `a/b` is storage a multiplied in b."""
     weights, _, act = dtype.partition("/")
     if op in ("attention", "mla"):
-        return {"fp8": ("fp8",), "int8": ("fp8",)}.get(dtype, ("bf16",) if dtype in ("bf16", "fp16") else ("fp8", "bf16"))
+        return {"fp8": ("fp8",), "int8": ("fp8",), "fp32": ("fp32", "bf16")}.get(dtype, ("bf16",) if dtype in ("bf16", "fp16") else ("fp8", "bf16"))
     if op in COLLECTIVES or op == "state":
         return ("bf16",)
     if act in ("bf16", "fp16"):

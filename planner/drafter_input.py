@@ -32,7 +32,7 @@ def checked(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = spec.get("kind")
     if isinstance(kind, str) and kind not in WORDS:
         kind = kind.lower() if kind.lower() in WORDS else kind
-    if kind in WORDS:
+    if isinstance(kind, str) and kind in WORDS:
         expected, hint = "one of " + ", ".join(KINDS), f"Did you mean {WORDS[kind]}?"
         raise InputError("unknown drafter kind", where=f"{where}.kind", got=spec["kind"], expected=expected, hint=hint)
     out: dict[str, Any] = {**spec, "kind": check_kind(kind, f"{where}.kind")}
@@ -45,7 +45,7 @@ def checked(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
     if out.get("match_prob") is not None:
         out["match_prob"] = real(out["match_prob"], f"{where}.match_prob", 0.0, 1.0)
     for key in ("weights_dtype", "kv_dtype"):
-        if out.get(key) is not None and out[key] not in DTYPES:
+        if out.get(key) is not None and str(out[key]) not in DTYPES:
             hint = suggest(str(out[key]), DTYPES)
             raise InputError("unknown dtype", where=f"{where}.{key}", got=out[key], expected="one of " + ", ".join(DTYPES), hint=hint)
     if out.get("model") is not None and not isinstance(out["model"], str | Mapping):

@@ -4,6 +4,7 @@ DraftlineError                 base; the command line prints it without a traceb
 |-- InputError                 exit 2: a file, key or value is wrong
 |   |-- ModelConfigError       a model or drafter config cannot be read
 |   `-- ProfileError           a GPU or engine profile is unknown or lacks a number
+|-- InternalError              a fault of ours, kept to the one line that shows it
 `-- InfeasibleError            exit 3: nothing asked for fits the hardware
 """
 
@@ -45,6 +46,16 @@ class InfeasibleError(DraftlineError):
     """What was asked for does not fit the hardware."""
 
     exit_code = 3
+
+
+class InternalError(DraftlineError):
+    """A fault of the program, reported on the line that met it so that the other lines keep their answers."""
+
+    exit_code = 1
+
+    @classmethod
+    def of(cls, fault: Exception) -> InternalError:
+        return cls(f"Draftline failed on this input ({type(fault).__name__}: {str(fault)[:200]}). Please report it with the line.")
 
 
 def suggest(name: str, known: Iterable[str], n: int = 3) -> str:

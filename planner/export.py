@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.deployment import Deployment
+from planner.deployment import QUANTISED, Deployment
 from planner.search import Arm
 
 VLLM_METHOD = {
@@ -55,10 +55,21 @@ def exports_of(
     out = {
         "vllm": _vllm(off, kind, model, most, ranges, batch),
         "sglang": _sglang(off, kind, model, most, batch),
-        "trtllm": _trtllm(kind, model, most, ranges),
+        "trtllm": _trtllm(off, kind, model, most, ranges, batch),
         "llamacpp": _llamacpp(kind, model, most),
     }
-    return {engine: body for engine, body in out.items() if body is not None}
+    kept = {engine: body for engine, body in out.items() if body is not None}
+    own = [f"the weights are taken as {w}: serve a checkpoint stored so" for w in _requantised(off)]
+    if arm.dep.extra_gpus:
+        own.append(f"the drafter runs on {arm.dep.extra_gpus} GPU(s) of its own: set that up in the engine's own way, no flag above does it")
+    return {engine: body | {"notes": [*body["notes"], *own]} for engine, body in kept.items()}
+
+
+def _requantised(off: Deployment) -> list[str]:
+    """Storage dtypes that the plan assumes and the checkpoint does not have."""
+    quant, base = off.model.quant, off.model.base_dtype
+    stored: dict[str, str] = {c: quant.weights_dtype(c, base) for c in QUANTISED}  # type: ignore[arg-type]
+    return sorted({off.dtypes.weights[c] for c in stored if off.dtypes.weights.get(c, stored[c]) != stored[c]})
 
 
 def _head(kind: str, model: str | None) -> str | None:
@@ -81,16 +92,39 @@ def _vllm(off: Deployment, kind: str, model: str | None, most: int, ranges: list
     widest = (
         [min(hi, batch) * (1 + d) for lo, hi, d in ranges if lo <= batch] if "num_speculative_tokens_per_batch_size" in spec else [batch * (1 + most)]
     )
-    graph = max(widest)
+    per_rank = -(-batch // off.layout.dp)  # vLLM's limits are per data-parallel engine
+    graph = -(-max(widest) // off.layout.dp)
     tokens = int(off.chunk_tokens)
-    slots = most * batch if kind in ("dflash", "pard") else batch
+    slots = most * per_rank if kind in ("dflash", "pard") else per_rank
     command = (
-        f"vllm serve {off.model.id} --tensor-parallel-size {off.layout.tp} --max-num-seqs {batch}"
+        f"vllm serve {off.model.id} {_vllm_layout(off)}--max-num-seqs {per_rank}"
         f" --max-num-batched-tokens {max(tokens, 2 * slots)} --compilation-config '{json.dumps({'max_cudagraph_capture_size': graph})}'"
         f" --speculative-config '{json.dumps(spec)}'"
     )
     notes.append(f"max_cudagraph_capture_size {graph} (running requests x (1 + D), the widest tier) keeps verification inside a captured graph")
     return {"command": command, "speculative_config": spec, "notes": notes}
+
+
+def _vllm_layout(off: Deployment) -> str:
+    """Parallelism and cache flags, each only where it differs from the default."""
+    layout = off.layout
+    flags = [f"--tensor-parallel-size {layout.tp}"]
+    flags += [f"--pipeline-parallel-size {layout.pp}"] if layout.pp > 1 else []
+    flags += [f"--data-parallel-size {layout.dp}"] if layout.dp > 1 else []
+    flags += ["--enable-expert-parallel"] if layout.ep > 1 else []
+    flags += ["--kv-cache-dtype fp8"] if off.dtypes.kv == "fp8" else []
+    return " ".join(flags) + " "
+
+
+def _sglang_layout(off: Deployment) -> str:
+    """SGLang counts tp over all ranks of attention and experts: attention data parallelism divides it."""
+    layout = off.layout
+    flags = [f"--tp {layout.tp * layout.dp}"]
+    flags += [f"--pp {layout.pp}"] if layout.pp > 1 else []
+    flags += [f"--dp {layout.dp} --enable-dp-attention"] if layout.dp > 1 else []
+    flags += [f"--ep {layout.ep}"] if layout.ep > 1 else []
+    flags += ["--kv-cache-dtype fp8_e4m3"] if off.dtypes.kv == "fp8" else []
+    return " ".join(flags)
 
 
 def _sglang(off: Deployment, kind: str, model: str | None, most: int, batch: int) -> dict[str, Any] | None:
@@ -108,11 +142,11 @@ def _sglang(off: Deployment, kind: str, model: str | None, most: int, batch: int
     else:
         flags.append(f"--speculative-num-steps {most} --speculative-eagle-topk 1 --speculative-num-draft-tokens {most + 1}")
     flags.append(f"--max-running-requests {batch}")
-    command = f"python -m sglang.launch_server --model-path {off.model.id} --tp {off.layout.tp} {' '.join(flags)}"
+    command = f"python -m sglang.launch_server --model-path {off.model.id} {_sglang_layout(off)} {' '.join(flags)}"
     return {"command": command, "notes": ["without --max-running-requests SGLang caps running requests at 48 when speculation is on"]}
 
 
-def _trtllm(kind: str, model: str | None, most: int, ranges: list[list[int]]) -> dict[str, Any] | None:
+def _trtllm(off: Deployment, kind: str, model: str | None, most: int, ranges: list[list[int]], batch: int) -> dict[str, Any] | None:
     if kind not in TRTLLM_TYPE:
         return None
     config: dict[str, Any] = {"decoding_type": TRTLLM_TYPE[kind], "max_draft_len": most}
@@ -122,9 +156,19 @@ def _trtllm(kind: str, model: str | None, most: int, ranges: list[list[int]]) ->
     if len(table) > 1 and ranges[0][2] == most and kind in ("eagle3", "external", "ngram"):
         config["draft_len_schedule"] = table
     return {
-        "config": {"speculative_config": config},
+        "config": _trtllm_layout(off, batch) | {"speculative_config": config},
         "notes": ["draft_len_schedule keys are inclusive upper bounds; above the last key drafting stops (older releases read them as lower bounds)"],
     }
+
+
+def _trtllm_layout(off: Deployment, batch: int) -> dict[str, Any]:
+    layout = off.layout
+    config: dict[str, Any] = {"tensor_parallel_size": layout.tp * layout.dp, "max_batch_size": -(-batch // layout.dp)}
+    config |= {"pipeline_parallel_size": layout.pp} if layout.pp > 1 else {}
+    config |= {"enable_attention_dp": True} if layout.dp > 1 else {}
+    config |= {"moe_expert_parallel_size": layout.ep} if layout.ep > 1 else {}
+    config |= {"kv_cache_config": {"dtype": "fp8"}} if off.dtypes.kv == "fp8" else {}
+    return config
 
 
 def settings_text(body: Mapping[str, Any]) -> str:

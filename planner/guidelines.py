@@ -28,9 +28,10 @@ def guideline_checks(
     off: Deployment, arm: Arm | None, concurrency: Sequence[int], context_len: float, recommendations: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Five objects {"id", "guideline", "holds", "text", "numbers"}; holds is None where the check does not apply."""
-    batch = max(1, math.ceil(math.ceil(int(np.median(np.asarray(concurrency))) / off.layout.dp) / off.layout.pp))
+    middle = sorted(concurrency)[len(concurrency) // 2]  # one that was asked, so that its recommendation can be checked
+    batch = max(1, math.ceil(math.ceil(middle / off.layout.dp) / off.layout.pp))
     chosen = {int(r["concurrency"]): r["draft_len"] for r in recommendations if r["draft_len"] is not None}
-    at_batch = chosen.get(int(np.median(np.asarray(concurrency))))
+    at_batch = chosen.get(middle)
     return [
         _toward_ridge(off, batch, context_len, at_batch),
         _tile_rule(off, batch, context_len, at_batch),

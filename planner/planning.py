@@ -77,7 +77,7 @@ def answer(question: Question) -> Plan:
         schedule=table,
         exports=exports_of(off, main, table, recommendations) if main is not None else {},
         assumptions=list(dict.fromkeys([a for arm in run.arms for a in arm.dep.assumptions] + [basis(a) for a in run.arms if a.survival])),
-        warnings=list(dict.fromkeys(run.warnings + [w for arm in run.arms for w in arm.dep.warnings])),
+        warnings=list(dict.fromkeys(run.warnings + [w for arm in run.arms for w in (*arm.dep.warnings, *arm.dep.memory_notes)])),
     )
 
 

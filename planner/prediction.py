@@ -7,6 +7,7 @@ fit at all is an error that never carries a throughput.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,15 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.acceptance.survival import survival_from
-from planner.bands import band, spread, tpot_regime
+from planner.bands import band, quotient, spread, tpot_regime
 from planner.cases import Case, Prediction, parse_case
 from planner.deployment import Deployment, cached_resolve, deployment_key
 from planner.draft import LOOKUP
 from planner.edges import edges_of
-from planner.errors import DraftlineError, InfeasibleError, InputError
+from planner.errors import DraftlineError, InfeasibleError, InputError, InternalError
 from planner.roofline import PARTS
-from planner.round import round_time
-from planner.serving import Anchor, Served, Traffic, plain, serve, solve_open_loop
+from planner.serving import Anchor, Served, Traffic, plain, serve, solve_open_loop, target_step
 
 F = NDArray[np.float64]
 
@@ -59,25 +59,24 @@ def predict_many(cases: Sequence[object]) -> list[Prediction | DraftlineError]:
             case = parse_case(raw, where=f"case {i + 1}")
             assert isinstance(raw, Mapping)
             groups.setdefault(deployment_key(raw), []).append((i, case))
-        except DraftlineError as error:
-            answers[i] = error
+        except Exception as fault:
+            answers[i] = fault if isinstance(fault, DraftlineError) else InternalError.of(fault)
     for key, members in groups.items():
         try:
             dep = cached_resolve(key)
             _ = dep.memory
-        except DraftlineError as error:
+        except Exception as fault:
             for i, _case in members:
-                answers[i] = error
+                answers[i] = fault if isinstance(fault, DraftlineError) else InternalError.of(fault)
             continue
         asked: list[_Asked] = []
         for i, case in members:
             try:
                 asked.append(_acceptance(i, case, dep))
-            except DraftlineError as error:
-                answers[i] = error
-        if asked:
-            for a, answer in zip(asked, _predict_group(dep, asked), strict=True):
-                answers[a.index] = answer
+            except Exception as fault:
+                answers[i] = fault if isinstance(fault, DraftlineError) else InternalError.of(fault)
+        for a, answer in zip(asked, _answers(dep, asked), strict=True):
+            answers[a.index] = answer
     return [a if a is not None else InputError("no answer") for a in answers]
 
 
@@ -89,7 +88,7 @@ def predict_lines(lines: Iterable[str]) -> list[dict[str, Any]]:
             continue
         try:
             raws.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raws.append(InputError(f"line {number} is not valid JSON", got=line[:60], hint=f"{error}"))
     parsed = [r if not isinstance(r, InputError) else None for r in raws]
     out: list[dict[str, Any]] = []
@@ -134,18 +133,28 @@ def _acceptance(index: int, case: Case, dep: Deployment) -> _Asked:
     return _Asked(index, case, al, survival.log_band(case.draft_len), (survival.basis,), (*warnings, *survival.notes))
 
 
+def _answers(dep: Deployment, asked: list[_Asked]) -> list[Prediction | DraftlineError]:
+    """The group's answers; where computing them together fails, each line alone, so that a fault costs one line."""
+    if not asked:
+        return []
+    try:
+        return _predict_group(dep, asked)
+    except Exception as fault:
+        if len(asked) == 1:
+            return [fault if isinstance(fault, DraftlineError) else InternalError.of(fault)]
+        return [answer for a in asked for answer in _answers(dep, [a])]
+
+
 def _predict_group(dep: Deployment, asked: list[_Asked]) -> list[Prediction | DraftlineError]:
     traffic = _traffic(asked)
     d = np.asarray([a.case.draft_len for a in asked], dtype=np.float64)
     al = np.asarray([a.acceptance_len for a in asked])
     off = plain(dep)
     anchor = _anchor(dep, asked)
-    load, load_off, saturated = _load(dep, off, asked, anchor)
+    load, load_off, saturated, saturated_off = _load(dep, off, asked, anchor)
     served = serve(dep, concurrency=load, draft_len=d, acceptance_len=al, traffic=traffic, anchor=anchor)
     base = serve(off, concurrency=load_off, draft_len=0.0, acceptance_len=1.0, traffic=traffic, anchor=anchor)
-    per_pass = np.ceil(np.ceil(served.num_seqs / dep.layout.dp) / dep.layout.pp)
-    step = round_time(off, per_pass, traffic.context_len, 0.0).round_s * np.asarray(anchor.scale)
-    step, _ = np.broadcast_arrays(step, served.tpot_s)
+    step, _ = np.broadcast_arrays(target_step(off, served.num_seqs, traffic, anchor), served.tpot_s)
     answers: list[Prediction | DraftlineError] = []
     for i, a in enumerate(asked):
         if served.capacity_seqs[i] < 1:
@@ -157,9 +166,10 @@ def _predict_group(dep: Deployment, asked: list[_Asked]) -> list[Prediction | Dr
                 )
             )
             continue
-        answers.append(
-            _one(dep, a, _Row(i, served, float(base.tokens_per_s[i]), float(step[i]), bool(saturated[i]), float(np.asarray(anchor.scale)[i])))
-        )
+        plain_rate = float(base.tokens_per_s[i])
+        if a.case.request_rate_per_s is not None and not saturated_off[i]:
+            plain_rate = a.case.request_rate_per_s * float(a.case.output_len or 1)
+        answers.append(_one(dep, a, _Row(i, served, plain_rate, float(step[i]), bool(saturated[i]), float(np.asarray(anchor.scale)[i]))))
     return answers
 
 
@@ -198,10 +208,10 @@ def _anchor(dep: Deployment, asked: list[_Asked]) -> Anchor:
     return Anchor(scale)
 
 
-def _load(dep: Deployment, off: Deployment, asked: list[_Asked], anchor: Anchor) -> tuple[F, F, NDArray[np.bool_]]:
-    """Requests in flight with and without speculation: given, or the open loop's fixed point."""
+def _load(dep: Deployment, off: Deployment, asked: list[_Asked], anchor: Anchor) -> tuple[F, F, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Requests in flight with and without speculation, given or the open loop's fixed point, and whether arrivals outrun each."""
     load = np.asarray([float(a.case.concurrency or 0) for a in asked])
-    load_off, saturated = load.copy(), np.zeros(len(asked), dtype=np.bool_)
+    load_off, saturated, saturated_off = load.copy(), np.zeros(len(asked), dtype=np.bool_), np.zeros(len(asked), dtype=np.bool_)
     for i, a in enumerate(asked):
         rate = a.case.request_rate_per_s
         if rate is None:
@@ -211,8 +221,8 @@ def _load(dep: Deployment, off: Deployment, asked: list[_Asked], anchor: Anchor)
         load[i], saturated[i] = solve_open_loop(
             dep, rate_per_s=rate, draft_len=a.case.draft_len, acceptance_len=a.acceptance_len, traffic=t, anchor=own
         )
-        load_off[i], _ = solve_open_loop(off, rate_per_s=rate, draft_len=0, acceptance_len=1.0, traffic=t, anchor=own)
-    return load, load_off, saturated
+        load_off[i], saturated_off[i] = solve_open_loop(off, rate_per_s=rate, draft_len=0, acceptance_len=1.0, traffic=t, anchor=own)
+    return load, load_off, saturated, saturated_off
 
 
 class _Row(NamedTuple):
@@ -234,12 +244,16 @@ def _one(dep: Deployment, a: _Asked, row: _Row) -> Prediction:
         return float(np.broadcast_to(x, served.tpot_s.shape)[i])
 
     tpot, rate = float(served.tpot_s[i]), float(served.tokens_per_s[i])
-    num_seqs, capacity = int(served.num_seqs[i]), int(min(served.capacity_seqs[i], 10**9))
-    speedup = rate / row.plain_tokens_per_s
+    if c.request_rate_per_s is not None and not row.saturated:
+        rate = c.request_rate_per_s * float(c.output_len or 1)  # what arrives is served
+    num_seqs, capacity = math.ceil(served.num_seqs[i] - 1e-9), int(min(served.capacity_seqs[i], 10**9))
+    speedup = 1.0 if c.draft_len == 0 and not dep.k0_tier else rate / row.plain_tokens_per_s
     measured = [b.concurrency for b in c.baseline]
     regime = tpot_regime(dep.gpu.id, moe=dep.model.is_moe, concurrency=max(num_seqs, 1), anchored_at=measured, adapted=dep.machine.adapted)
-    low, high = spread(tpot, band("tpot", regime), a.acceptance_band)
-    s_low, s_high = (1.0, 1.0) if c.draft_len == 0 and not dep.k0_tier else spread(speedup, band("speedup", "default"), a.acceptance_band)
+    drafting = c.draft_len > 0 or dep.k0_tier
+    times, gain = band("tpot", regime), band("speedup", "default")
+    low, high = spread(tpot, quotient(times, gain) if drafting else times, a.acceptance_band)
+    s_low, s_high = spread(speedup, gain, a.acceptance_band) if drafting else (1.0, 1.0)
     warnings = [*a.warnings, *dep.warnings, *dep.memory_notes]
     if c.concurrency is not None and num_seqs < c.concurrency:
         why = "memory" if capacity < min(c.concurrency, dep.max_num_seqs) else f"{dep.engine.name} running-request limit"
@@ -259,7 +273,7 @@ def _one(dep: Deployment, a: _Asked, row: _Row) -> Prediction:
         tpot_s=tpot,
         tpot_low_s=float(low),
         tpot_high_s=float(high),
-        ttft_s=None if np.isnan(ttft) else ttft,
+        ttft_s=None if np.isnan(ttft) or row.saturated else ttft,
         tokens_per_s=rate,
         tokens_per_s_per_user=1.0 / tpot,
         tokens_per_s_per_gpu=rate / (dep.layout.n_gpus + dep.extra_gpus),

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.bands import spread
+from planner.bands import quotient, spread
 from planner.edges import edges_of
 from planner.question import Run
 from planner.roofline import PARTS
 from planner.search import Arm, Cell, Choice, Grid, choose, pareto_front
+from planner.serving import target_step
 
 
 def cell_of(run: Run, i: int, j: int) -> Cell:
@@ -71,13 +72,16 @@ def recommend(run: Run, i: int, j: int) -> dict[str, Any]:
             "speedup": None,
             "speedup_low": None,
             "speedup_high": None,
+            "tpot_speedup": None,
             "prob_best": None,
             "expected_regret_frac": None,
             "reasons": [_why_nothing(run, i, j)],
         }
     k = choice.chosen
     arm, d = run.arms[int(cell.arm[k])], int(cell.draft_len[k])
-    speedup = float(cell.value[k] / cell.value[0])
+    grid, off = run.grids[int(cell.arm[k])].served, run.off.served
+    at = int(np.flatnonzero(run.grids[int(cell.arm[k])].draft_len == d)[0])
+    speedup = float(grid.tokens_per_s[i, at, j] / off.tokens_per_s[i, 0, j])
     doubt = run.speedup_band
     low, high = (1.0, 1.0) if d == 0 else map(float, spread(speedup, doubt, float(cell.acceptance_band[k])))
     near = sorted({int(cell.draft_len[n]) for n in choice.near_optimal if cell.arm[n] == cell.arm[k]} | {d})
@@ -90,6 +94,7 @@ def recommend(run: Run, i: int, j: int) -> dict[str, Any]:
         "speedup": speedup,
         "speedup_low": low,
         "speedup_high": high,
+        "tpot_speedup": float(off.tpot_s[i, 0, j] / grid.tpot_s[i, at, j]),
         "prob_best": choice.prob_best,
         "expected_regret_frac": choice.expected_regret_frac,
         "reasons": _reasons(run, cell, choice, i, j),
@@ -194,12 +199,12 @@ def _grid_columns(run: Run, a: int) -> dict[str, NDArray[Any]]:
     shape = s.tpot_s.shape
     al_band = np.zeros(len(g.draft_len)) if arm.survival is None else np.asarray([arm.survival.log_band(int(d)) for d in g.draft_len])
     speedup = s.tokens_per_s / np.broadcast_to(run.off.served.tokens_per_s, shape)
-    low, high = (
-        np.concatenate(x) for x in zip(*(spread(s.tpot_s[i : i + 1], b, al_band[None, :, None]) for i, b in enumerate(run.tpot_bands)), strict=True)
-    )
+    bands = run.tpot_bands if arm.survival is None else [quotient(b, run.speedup_band) for b in run.tpot_bands]
+    low, high = (np.concatenate(x) for x in zip(*(spread(s.tpot_s[i : i + 1], b, al_band[None, :, None]) for i, b in enumerate(bands)), strict=True))
     s_low, s_high = (speedup, speedup) if arm.survival is None else spread(speedup, run.speedup_band, al_band[None, :, None])
     gpus = arm.dep.layout.n_gpus + arm.dep.extra_gpus
-    target = run.off.served.round.round_s
+    same_batch = bool((s.num_seqs == np.broadcast_to(run.off.served.num_seqs, shape)).all())
+    target = run.off.served.round.round_s if same_batch else target_step(run.arms[0].dep, s.num_seqs, run.traffic, run.anchor)
     columns: dict[str, Any] = {
         "arm": np.int64(a),
         "draft_len": g.draft_len[None, :, None],

@@ -147,6 +147,8 @@ class Machine:
             return fitted.value  # type: ignore[no-any-return]
         if kernel not in self._served:
             rates = GemmFit.from_gpu(self.gpu, act_dtype)
+            if "/" in kernel:  # weights unpacked to the wider arithmetic inside the kernel
+                rates = replace(rates, flop_per_s=rates.flop_per_s * self.engine.act_dtype(weights_dtype, self.gpu)[1])
             nodes, logs = whole_time_steps(fitted.value, bytes_per_element(weights_dtype))
             self._served[kernel] = replace(rates, per_k_s=0.0, knee=SERVED_KNEE, step_m=nodes, step_log=logs)
         return self._served[kernel]

@@ -20,9 +20,10 @@ from planner.round import Round, prefill_time, round_time
 
 F = NDArray[np.float64]
 
-WAIT_SHARE = 0.12
-"""Of the other requests' prefills in a cycle, the part that a request waits for before its first token. Chosen on published serving rows:
-0 leaves TTFT e^1.5 too short, 0.2 costs a tenth of the accuracy of TPOT; arrivals in bursts wait longer."""
+BURST_SHARE = 0.2
+"""Of the other requests' prefills in a cycle, the part that a user sees in TTFT: requests that start or end together come in waves. In
+steady state all of it falls between tokens (left-out TPOT of served rows is best so); TTFT of the same rows is right on average at 0.2,
+while a single row is 47 % off: TTFT carries no band and is a rough figure."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +86,20 @@ def serve(dep: Deployment, *, concurrency: Num, draft_len: Num, acceptance_len: 
     tpot = cost.round_s / al
     scale = 1.0 if anchor is None else anchor.scale
     marginal, whole = prefill_cost(dep, in_pass, traffic, d, scale)
-    # in one cycle of a request every other one is prefilled once: some of that passes before its own first token, the rest while it decodes
+    # in one cycle of a request every other one is prefilled once, between its tokens (before its only token where it makes one)
     others = np.maximum(per_rank - 1.0, 0.0) / dep.layout.pp * marginal
     decodes = np.asarray(traffic.output_len) > 1.0
-    waiting = np.where(decodes, WAIT_SHARE, 1.0) * others
+    waiting = np.where(decodes, 0.0, others)
     tpot = tpot + (others - waiting) / np.maximum(traffic.output_len - 1.0, 1.0)
     service = whole + waiting + cost.round_s / 2.0
     pure = ~np.isfinite(np.asarray(traffic.output_len))
     known = np.where(pure | traffic.prefill_elsewhere, 0.0, service)
     with np.errstate(invalid="ignore"):
-        lasting = known + np.maximum(traffic.output_len - 1.0, 1.0) * tpot
+        lasting = known + (traffic.output_len - 1.0) * tpot
         rate = np.where(pure, num_seqs / tpot, num_seqs * traffic.output_len / lasting)
     queue = np.where(pure, 0.0, np.maximum(wanted - num_seqs, 0.0) / num_seqs * np.where(pure, 0.0, lasting))
-    ttft = np.where(pure | traffic.prefill_elsewhere, np.nan, service)
+    first = whole + np.where(decodes, BURST_SHARE, 1.0) * others + cost.round_s / 2.0
+    ttft = np.where(pure | traffic.prefill_elsewhere, np.nan, first)
     tpot, ttft, queue, rate, num_seqs, capacity, al = np.broadcast_arrays(tpot, ttft, queue, rate, num_seqs, capacity, al)
     return Served(tpot, ttft, queue, rate, num_seqs, capacity, cost, al)
 
@@ -119,6 +121,12 @@ def anchored(cost: Round, anchor: Anchor | None) -> Round:
     return Round(cost.round_s * s, cost.draft_s * s, cost.verify_s * s, cost.overhead_s * s, PassTime(*(p * s for p in cost.parts)), cost.eager)
 
 
+def target_step(off: Deployment, num_seqs: Num, traffic: Traffic, anchor: Anchor | None) -> F:
+    """Seconds of one plain step of the target at a batch, the unit that costs of rounds are compared in."""
+    in_pass = np.ceil(np.ceil(np.asarray(num_seqs, dtype=np.float64) / off.layout.dp) / off.layout.pp)
+    return anchored(round_time(off, in_pass, traffic.context_len, 0.0), anchor).round_s
+
+
 def plain(dep: Deployment) -> Deployment:
     """The same deployment without any speculative configuration."""
     return dep if dep.drafter is None and not dep.k0_tier else replace(dep, drafter=None, draft=None, k0_tier=False)
@@ -134,7 +142,7 @@ def solve_open_loop(
     top = float(min(dep.max_num_seqs, max(1.0, float(dep.capacity_seqs(traffic.context_len, draft_len).max()))))
     grid = np.asarray(distinct(np.round(np.geomspace(1.0, top, 48))))
     s = serve(dep, concurrency=grid, draft_len=draft_len, acceptance_len=acceptance_len, traffic=traffic, anchor=anchor)
-    lasting = np.nan_to_num(s.ttft_s) + np.maximum(np.asarray(traffic.output_len) - 1.0, 1.0) * s.tpot_s
+    lasting = np.nan_to_num(s.ttft_s) + (np.asarray(traffic.output_len) - 1.0) * s.tpot_s
     excess = grid - rate_per_s * lasting
     stable = np.flatnonzero(excess >= 0)
     if not len(stable):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from planner.bands import NEAR_DOUBLINGS, OTHER_GPU
 from planner.calibrate.engine import FITTED_ENGINES, STEP_PARAMETERS, ServedRows, fit_steps, left_out_residuals, served_rows
-from planner.calibrate.rounds import SweepArms, fit_rounds, sweep_arms
+from planner.calibrate.rounds import ROUND_PARAMETERS, UNIT, SweepArms, fit_rounds, sweep_arms
 from planner.validate.rows import Data
 
 F = NDArray[np.float64]
@@ -32,8 +32,11 @@ def fitted_numbers(data: Data) -> tuple[dict[str, float], dict[str, float], Serv
     """(step numbers, round numbers, the rows behind them); rounds are fitted with the new step numbers in force."""
     rows = served_rows(data)
     steps = {k: float(f"{v:.3g}") if v > 1e-9 else 0.0 for k, v in fit_steps(rows).items()}
-    arms = sweep_arms(data, steps)
-    return steps, fit_rounds(arms), rows, arms
+    rounds = {k: start * UNIT for k, (start, _, _) in ROUND_PARAMETERS.items()}
+    for _ in range(2):  # what turns a TPOT ratio into one of throughput depends a little on the numbers themselves
+        arms = sweep_arms(data, steps | rounds)
+        rounds = fit_rounds(arms)
+    return steps, rounds, rows, arms
 
 
 def quantile_band(residual: F) -> list[float]:

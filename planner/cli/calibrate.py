@@ -26,6 +26,9 @@ def calibrate(  # noqa: PLR0913
     out: Annotated[Path, typer.Option(help="Profile to write; --gpu takes it.")] = Path("profile.json"),
     raw: Annotated[Path | None, typer.Option(help="Raw samples (default: beside OUT). An unfinished file is gone on with.")] = None,
     from_raw: Annotated[Path | None, typer.Option("--from", help="Fit this raw file and measure nothing.")] = None,
+    from_bench: Annotated[list[Path] | None, typer.Option(help="Adapt to these serving runs: vLLM bench or aiperf JSON, CSV.")] = None,
+    deployment: Annotated[Path | None, typer.Option(help="JSON case of the deployment behind --from-bench.")] = None,
+    from_tables: Annotated[Path | None, typer.Option(help="Re-fit kernels to the public tables in this folder.")] = None,
     model: Annotated[str | None, typer.Option(help="Measure the matrices of this model instead of a standard set.")] = None,
     gpu: Annotated[str | None, typer.Option(help="Packaged profile to take datasheet peaks from (default: by the device's name).")] = None,
     check: Annotated[bool, typer.Option("--check", help="Afterwards measure points that were not fitted and compare.")] = False,
@@ -34,7 +37,16 @@ def calibrate(  # noqa: PLR0913
     """Measure this GPU or CPU for a budget of seconds and write a profile with its error bands.
 
     Example: draftline calibrate --device cpu --budget 120 --out cpu.json
+
+    With --from-bench the profile of the deployment's GPU is adapted to served runs instead; with --from-tables the packaged kernel fits are
+    made anew from public tables (half an hour; OUT is a folder).
     """
+    if from_bench:
+        adapt_profile(from_bench, deployment, out, as_json)
+        return
+    if from_tables is not None:
+        refit_tables(from_tables, out)
+        return
     from gpu_profiles.load import load_gpu
     from microbench.store import read_records, write_atomic
     from planner.calibrate.bench import fit_profile, profile_text
@@ -56,6 +68,58 @@ def calibrate(  # noqa: PLR0913
     if check:
         answer["check"] = fresh_check(device, result.profile)
     show(answer, result.profile, as_json)
+
+
+def adapt_profile(files: Sequence[Path], deployment: Path | None, out: Path, as_json: bool) -> None:
+    """The deployment's GPU profile with the engine numbers that its own served runs ask for."""
+    import json
+    from dataclasses import asdict
+
+    from gpu_profiles.load import load_gpu
+    from microbench.store import write_atomic
+    from planner.calibrate.from_bench import adapt_to, profile_with, read_runs
+
+    if deployment is None:
+        expected = '{"model": ..., "gpu": ..., "engine": ..., "tp": ...}'
+        raise InputError("--from-bench needs the deployment that was measured", where="--deployment", expected=f"a JSON file such as {expected}")
+    case = read_object(deployment)
+    made = adapt_to([run for file in files for run in read_runs(file)], case)
+    gpu, engine = load_gpu(str(case.get("gpu"))), str(case.get("engine", "vllm"))
+    write_atomic(out, json.dumps(profile_with(made, gpu, engine), indent=1, allow_nan=False) + "\n")
+    if as_json:
+        typer.echo(json.dumps({"profile": str(out), **asdict(made)}, indent=2, allow_nan=False))
+        return
+    lines = [f"{made.rows} runs: TPOT is {made.error_before:.1%} off before and {made.error_after:.1%} after the adaptation (median)"]
+    lines += [f"  {k:14} {made.overheads[k]:.3g} (+-{made.stderr[k]:.0%})" for k in made.stderr]
+    lines += [f"  ! {w}" for w in made.warnings]
+    lines.append(f"wrote {out}; use it with: draftline plan MODEL --gpu {out}")
+    typer.echo("\n".join(lines))
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises InputError."""
+    import json
+
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError("cannot read the deployment", where=str(file), hint=str(error)) from None
+    if not isinstance(data, dict):
+        raise InputError("the deployment must be a JSON object", where=str(file), got=type(data).__name__)
+    return data
+
+
+def refit_tables(tables: Path, out: Path) -> None:
+    """kernels.json and its report, fitted from the tables of aiconfigurator-core (systems/data)."""
+    try:
+        from planner.calibrate.kernel_fit import write
+    except ImportError as error:
+        raise InputError(f"reading tables needs {error.name}", where="--from-tables", hint="pip install 'draftline[tables]'") from None
+    if not tables.is_dir():
+        raise InputError("no such folder", where="--from-tables", got=str(tables), expected="the systems/data folder of aiconfigurator-core 0.12")
+    out.mkdir(parents=True, exist_ok=True)
+    write(tables, out)
+    typer.echo(f"wrote {out / 'kernels.json'}")
 
 
 def measure(device: str, budget_s: float, raw: Path, model: str | None) -> Sequence[dict[str, Any]]:

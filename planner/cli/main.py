@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from planner.cli.acceptance import acceptance_app
-from planner.errors import DraftlineError
+from planner.cli.calibrate import calibrate
+from planner.errors import DraftlineError, InfeasibleError
 
 app = typer.Typer(
     name="draftline",
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 
 app.add_typer(acceptance_app, name="acceptance")
+app.command()(calibrate)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")]
@@ -154,7 +156,10 @@ def _plan_command(finish: Callable[..., None], name: str, text: str) -> None:
             max_draft_len,
             metric,
         )
-        finish(answer(question), as_json, out)
+        result = answer(question)
+        finish(result, as_json, out)
+        if all(r["draft_len"] is None for r in result.recommendations):
+            raise InfeasibleError(f"nothing asked for is feasible: {result.recommendations[0]['reasons'][0]}")
 
     command.__doc__ = text
     app.command(name)(command)
@@ -343,7 +348,8 @@ def validate(
 def main() -> None:
     """Entry point: user errors become one line on stderr and their exit code."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # what a command asked for by typer.Exit
+        sys.exit(code if isinstance(code, int) else 0)
     except DraftlineError as error:
         typer.echo(f"draftline: {error}", err=True)
         sys.exit(error.exit_code)

@@ -139,6 +139,7 @@ def _read_hub(name: str) -> ModelSpec:
         hint = f"{near} Install draftline[hub] to fetch it, or give the path of its config.json.".strip()
         raise ModelConfigError("not in the catalogue", got=name, hint=hint) from None
     try:
+        _look_up_host()  # the hub's client retries for 20 seconds where there is no network
         file = Path(hf_hub_download(name, "config.json"))
     except Exception as error:
         hint = f"{near} Give the path of its config.json.".strip()
@@ -150,6 +151,18 @@ def _read_hub(name: str) -> ModelSpec:
     except Exception:
         quant = None
     return read_config(load_json(file), id=name, where=f"{name} config.json", quant_file=quant)
+
+
+def _look_up_host() -> None:
+    """Raises OSError where the hub's host has no address and no proxy would resolve it."""
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE and not getproxies():
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
 
 
 def load_json(file: Path, notes: list[str] | None = None) -> dict[str, Any]:

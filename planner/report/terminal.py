@@ -32,7 +32,7 @@ def wrap(text: str, width: int = 100, indent: str = "  ") -> str:
 def plan_text(plan: Plan) -> str:
     """Verdict, table, Pareto plot, what binds and why, guidelines, assumptions, warnings."""
     i = plan.inputs
-    width = max(72, min(110, shutil.get_terminal_size((100, 24)).columns))
+    width = max(72, min(110, shutil.get_terminal_size((80, 24)).columns))
     layout = (
         f"{i['n_gpus']} x {i['gpu']} (tp {i['tp']}" + (f", dp {i['dp']}" if i["dp"] > 1 else "") + (f", ep {i['ep']}" if i["ep"] > 1 else "") + ")"
     )
@@ -43,6 +43,7 @@ def plan_text(plan: Plan) -> str:
         wrap(f"{i['model']} on {layout}, {i['engine']}, weights {_weights(i['weights'])}, KV {i['kv_dtype']}, {lengths}", width, ""),
         "",
         recommendation_table(plan),
+        wrap(CAPTION, width, ""),
         "",
         pareto_plot(plan, width),
         "",
@@ -107,7 +108,7 @@ def recommendation_table(plan: Plan) -> str:
             [
                 str(r["concurrency"]),
                 *([f"{r['context_len']:.0f}"] if several else []),
-                drafter_name(r["drafter"]).replace("no speculation", "off"),
+                r["drafter"] or "off",
                 str(r["draft_len"]),
                 near,
                 str(p["num_seqs"]),
@@ -124,16 +125,22 @@ def recommendation_table(plan: Plan) -> str:
         *(["context"] if several else []),
         "drafter",
         "D",
-        "D within 2%",
-        "running",
+        "near",
+        "runs",
         "speedup",
         "80% band",
         "TPOT ms",
-        "tok/s/user",
-        "tok/s/GPU",
-        "P(best)",
+        "/user",
+        "/GPU",
+        "P",
     ]
     return table(heads, rows)
+
+
+CAPTION = (
+    "near: D within 2 % of the best. runs: requests that fit at once. speedup: tokens/s over plain decoding. /user, /GPU: tokens/s."
+    " P: chance that no other arm is better, given the doubt in the model."
+)
 
 
 def _ranges(values: Sequence[int]) -> str:

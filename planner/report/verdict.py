@@ -1,4 +1,4 @@
-"""The answer in two sentences, from a plan's recommendations. Used by terminal and HTML alike."""
+"""The answer in two or three sentences, from a plan's recommendations. Used by terminal and HTML alike."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def verdict(plan: Plan) -> str:
     if not answered:
         return f"Nothing meets the request: {recs[0]['reasons'][0]}."
     if all(r["draft_len"] == 0 for r in answered):
-        return f"Do not speculate: plain decoding is best at every concurrency asked ({_range(answered)}). {_doubt(plan)}"
+        return f"Do not speculate: plain decoding is best at every concurrency asked ({_range(answered)}). {_doubt(plan)}{_cap(answered)}"
     what = ", ".join(_stretches(answered))
     best = [r for r in answered if r["draft_len"]]
     picks = [best[0]] if len(best) == 1 else [best[0], best[len(best) // 2] if len(best) > 2 else best[-1]]
     expect = ", ".join(f"{r['speedup']:.2f}x [{r['speedup_low']:.2f}-{r['speedup_high']:.2f}] at {r['concurrency']}" for r in picks)
     prior = "" if plan.inputs.get("acceptance") else f" on the {plan.inputs['workload']} acceptance prior"
-    return f"Use {what}. Expect {expect}{prior}; {_doubt(plan)}"
+    return f"Use {what}. Expect {expect}{prior}; {_doubt(plan)}{_cap(answered)}"
 
 
 def _range(recs: list[dict[str, Any]]) -> str:
@@ -69,6 +69,13 @@ def _stretches(recs: list[dict[str, Any]]) -> list[str]:
         out.append(part)
         last = drafter
     return out
+
+
+def _cap(recs: list[dict[str, Any]]) -> str:
+    """What runs at once where fewer do than were asked for."""
+    most = max((r for r in recs if r["num_seqs"] is not None), key=lambda r: int(r["concurrency"]))
+    running, asked = int(most["num_seqs"]), int(most["concurrency"])
+    return f" Only {running} of {asked} requests run at once; the rest queue." if running < asked else ""
 
 
 def _doubt(plan: Plan) -> str:

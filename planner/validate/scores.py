@@ -74,7 +74,7 @@ def score_serving(data: Data) -> dict[str, Any]:
     """TPOT of served decode steps without speculation; worst groups first, the ratio at four times the concurrency."""
     rows = serving_rows(data)
     got = _answers([serving_case(data, r) for r in rows])
-    errors, bands, points, groups = [], [], [], defaultdict[tuple[str, ...], list[float]](list)
+    errors, bands, points, first_token, groups = [], [], [], [], defaultdict[tuple[str, ...], list[float]](list)
     series: dict[tuple[str, ...], dict[int, tuple[float, float]]] = defaultdict(dict)
     for r in rows:
         truth, answer = float(r["silicon_tpot_ms"]) / 1e3, got.get(r["id"])
@@ -84,6 +84,8 @@ def score_serving(data: Data) -> dict[str, Any]:
         if answer:
             bands.append((answer.tpot_low_s, answer.tpot_high_s, truth))
             points.append(answer.tpot_s)
+            if answer.ttft_s and r["silicon_ttft_ms"]:
+                first_token.append(abs(answer.ttft_s * 1e3 / float(r["silicon_ttft_ms"]) - 1.0))
             key = tuple(
                 r[k]
                 for k in (
@@ -109,6 +111,7 @@ def score_serving(data: Data) -> dict[str, Any]:
         "by_group": median(median(v) for v in groups.values()),
         "ratio_median": median(ratios),
         "ratio_p90": quantile(ratios, 0.9),
+        "ttft_median": median(first_token),
         **interval(bands, points),
     }
     return {"figures": figures, "groups": _worst(groups)}
@@ -153,7 +156,7 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
     rows, lacking = sweeps(data)
     cases = [c for s in rows for c in sweep_cases(data, s, baseline=baseline, one_al=one_al)]
     got = _answers(cases)
-    regrets, on, off, speedups, absolute, bands, points = [], [], [], [], [], [], []
+    regrets, on, off, off_strict, speedups, absolute, times, bands, points = [], [], [], [], [], [], [], [], []
     groups = defaultdict[tuple[str, ...], list[float]](list)
     refused = 0
     for s in rows:
@@ -172,7 +175,9 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
                     points.append(rate[d] / rate[0])
                     unit = (arm["unit"] or "").lower()
                     if "tok/s" in unit and "user" not in unit:
-                        absolute.append(abs(rate[d] / s.value(arm) - 1.0))
+                        off_by = rate[d] / s.value(arm)  # truth over prediction, as a factor on TPOT
+                        absolute.append(abs(off_by - 1.0))
+                        times.append((answer.tpot_low_s / answer.tpot_s, answer.tpot_high_s / answer.tpot_s, off_by))
         regret = regret_of(s, chosen)
         regrets.append(regret)
         groups[s.group,].append(regret)
@@ -180,6 +185,7 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
             widest = answers[max(int(a["D"]) for a in s.arms)]
             doubtful = widest is not None and widest.speedup_low < 1.0 < widest.speedup_high
             off.append(regret <= ON_OFF_FRAC or doubtful)
+            off_strict.append(regret <= ON_OFF_FRAC)
         else:
             on.append(chosen > 0)
     by_group = float(np.mean([np.mean(v) for v in groups.values()]))
@@ -196,8 +202,10 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
         "speedup_median": median(speedups),
         "speedup_p90": quantile(speedups, 0.9),
         "absolute_median": median(absolute),
+        "absolute_coverage": interval(times)["coverage"],
         "on": float(np.mean(on)),
         "off": float(np.mean(off)) if off else math.nan,
+        "off_strict": float(np.mean(off_strict)) if off_strict else math.nan,
         "n_off": len(off),
         **interval(bands, points),
     }
