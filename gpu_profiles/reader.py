@@ -76,15 +76,11 @@ class Reader:
         table = self.take(field)
         if not isinstance(table, dict) or not table:
             raise self.error(field, "not an object of numbers", got=table)
-        return MappingProxyType(
-            {k: self._number(f"{field}.{k}", v, at_most=at_most, whole=False, zero_ok=zero_ok) for k, v in table.items()}
-        )
+        return MappingProxyType({k: self._number(f"{field}.{k}", v, at_most=at_most, whole=False, zero_ok=zero_ok) for k, v in table.items()})
 
     def _number(self, field: str, cell: object, *, at_most: float, whole: bool, zero_ok: bool) -> float:
         if not isinstance(cell, dict):
-            raise self.error(
-                field, "a number needs its source", got=cell, expected='{"value": ..., "origin": ..., "ref": ..., "date": ...}'
-            )
+            raise self.error(field, "a number needs its source", got=cell, expected='{"value": ..., "origin": ..., "ref": ..., "date": ...}')
         unknown = sorted(set(cell) - _NUMBER_KEYS)
         if unknown:
             raise self.error(field, f"unknown key {unknown[0]!r}", expected=f"only {sorted(_NUMBER_KEYS)}")

@@ -45,11 +45,21 @@ def kernel_time(time: object, memory: object, compute: object, fixed: object) ->
 
 def smooth_max(a: Array, b: Array, p: float) -> Array:
     """(a^p + b^p)^(1/p): the p-norm knee between two overlapping costs; p = inf is max, p = 1 no overlap at all."""
-    high, low = np.maximum(a, b), np.minimum(a, b)
+    high = np.maximum(a, b)
     if not np.isfinite(p):
         return high
-    ratio = low / np.maximum(high, 1e-300)
-    return np.asarray(high * np.exp(np.log1p(np.power(ratio, p)) / p), dtype=np.float64)
+    # in place and in powers of two: half of the time of a plan is spent here
+    x = np.asarray(np.minimum(a, b) / np.maximum(high, 1e-300))
+    with np.errstate(divide="ignore"):
+        np.log2(x, out=x)
+    x *= p
+    np.exp2(x, out=x)
+    x += 1.0
+    np.log2(x, out=x)
+    x /= p
+    np.exp2(x, out=x)
+    x *= high
+    return x
 
 
 def log_interp(x: Array, log_nodes: Array, values: Array) -> Array:
