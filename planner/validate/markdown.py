@@ -8,8 +8,8 @@ from typing import Any
 
 INTRO = """# Accuracy
 
-Written by `draftline validate --refit --out docs/accuracy.md`; do not edit. Rows are other people's measurements (tests/data/truth, sources in its README).
-An error is |predicted / measured - 1|. A row without an answer counts as 100 % off. Regret is 1 - metric(chosen D) / best measured arm, off included.
+Written by `draftline validate --refit --out docs/accuracy.md`; do not edit. Rows are other people's measurements (tests/data/truth, sources in its
+README). An error is |predicted / measured - 1|. A row without an answer counts as 100 % off. Regret is 1 - metric(chosen D) / best measured arm, off included.
 Bands are 80 % intervals; the interval score is their mean log width plus 10 times what falls outside, so width is paid for.
 """
 NOTES = {
