@@ -9,8 +9,8 @@ from typing import Any
 INTRO = """# Accuracy
 
 Written by `draftline validate --refit --out docs/accuracy.md`; do not edit. Rows are other people's measurements (tests/data/truth, sources in its
-README). An error is |predicted / measured - 1|. A row without an answer counts as 100 % off. Regret is 1 - metric(chosen D) / best measured arm, off included.
-Bands are 80 % intervals; the interval score is their mean log width plus 10 times what falls outside, so width is paid for.
+README). An error is |predicted / measured - 1|. A row without an answer counts as 100 % off. Regret is 1 - metric(chosen D) / best measured arm, off
+included. Bands are 80 % intervals; the interval score is their mean log width plus 10 times what falls outside, so width is paid for.
 """
 NOTES = {
     "serving": "Served decode steps without speculation (TPOT), H100/H200/B200, three engines.",
@@ -21,6 +21,9 @@ NOTES = {
     "sweeps_one_al": "The same with acceptance known at one D only.",
     "steps": "Measured plain steps (t_ar) and rounds (t_round).",
 }
+PUBLISHED = """What people who compared draft lengths measured, and what the planner says without any baseline of theirs. Sources leave much
+unsaid: what was assumed for each stands in tests/data/truth/published_cases.json. `call` compares only the sign of the gain. "no answer" under
+DFlash at 185k: the drafter's own cache does not fit beside the target's. Power caps are not answered: no option caps a GPU's clock."""
 COUNTS = ("rows", "refused", "stacks", "n_off")
 WORST_SHOWN = 10
 
@@ -34,6 +37,7 @@ def accuracy_markdown(result: Mapping[str, Any]) -> str:
             parts += ["Not usable: " + ", ".join(f"{n} {why}" for why, n in sorted(block["lacking"].items())) + ".", ""]
         if block.get("groups"):
             parts += ["Worst groups first:", "", _rows(block["groups"][:WORST_SHOWN]), ""]
+    parts += ["## Published comparisons", "", PUBLISHED, "", _rows(result["published"]), ""]
     parts += ["## Simple rules on the same sweeps", "", _rows(result["rules"]), ""]
     parts += ["## Acceptance carried to another D (sources left out)", "", _rows(result["acceptance"]), ""]
     if "left_out" in result:

@@ -18,6 +18,7 @@ from planner.acceptance.transfer import leave_out_table
 from planner.cases import Prediction
 from planner.kernel_cases import kernel_time
 from planner.prediction import predict_many
+from planner.validate.published import published_rows
 from planner.validate.rows import (
     Data,
     Sweep,
@@ -307,6 +308,7 @@ def validate_all(root: Path | None = None, *, refit: bool = False) -> dict[str, 
         "sweeps_nobase": score_sweeps(data, baseline=False),
         "sweeps_one_al": score_sweeps(data, one_al=True),
         "steps": score_steps(data),
+        "published": published_rows(data),
         "rules": simple_rules(data),
         "acceptance": leave_out_table(_json_lines(data.truth / "al_transfer_dev.jsonl")),
     }
