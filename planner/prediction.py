@@ -184,28 +184,29 @@ def _traffic(asked: list[_Asked]) -> Traffic:
 
 def anchor_of(dep: Deployment, case: Case) -> Anchor:
     """How the baselines of one case correct the model: the geometric mean of measured over predicted."""
-    off, traffic = plain(dep), _traffic([_Asked(0, case, 1.0, 0.0)])
-    logs = []
-    for b in case.baseline:
-        target = dep if b.draft_len and dep.drafter is not None else off
-        s = serve(target, concurrency=b.concurrency, draft_len=b.draft_len, acceptance_len=b.acceptance_len, traffic=traffic)
-        logs.append(np.log(b.tpot_s / s.tpot_s[0] if b.tpot_s is not None else s.tokens_per_s[0] / float(b.tokens_per_s or 1.0)))
-    return Anchor(float(np.exp(np.mean(logs))))
+    return Anchor(float(np.asarray(_anchor(dep, [_Asked(0, case, 1.0, 0.0)]).scale)[0]))
 
 
 def _anchor(dep: Deployment, asked: list[_Asked]) -> Anchor:
-    """Per line: the correction by its baselines; 1 without any."""
-    scale = np.ones(len(asked))
-    known: dict[tuple[object, ...], float] = {}
-    for i, a in enumerate(asked):
-        c = a.case
-        if not c.baseline:
+    """Per line the correction by its baselines, 1 without any; all of a group's baselines are priced together."""
+    total, count = np.zeros(len(asked)), np.zeros(len(asked))
+    pairs = [(i, b) for i, a in enumerate(asked) for b in a.case.baseline]
+    for drafting in (False, True):
+        mine = [(i, b) for i, b in pairs if (b.draft_len > 0 and dep.drafter is not None) == drafting]
+        if not mine:
             continue
-        key = (c.baseline, c.input_len, c.output_len, c.context_len, c.cached_input_len)
-        if key not in known:
-            known[key] = float(np.asarray(anchor_of(dep, c).scale))
-        scale[i] = known[key]
-    return Anchor(scale)
+        runs = [b for _, b in mine]
+        s = serve(
+            dep if drafting else plain(dep),
+            concurrency=np.asarray([float(b.concurrency) for b in runs]),
+            draft_len=np.asarray([float(b.draft_len) for b in runs]),
+            acceptance_len=np.asarray([b.acceptance_len for b in runs]),
+            traffic=_traffic([asked[i] for i, _ in mine]),
+        )
+        for k, (i, b) in enumerate(mine):
+            total[i] += np.log(b.tpot_s / s.tpot_s[k] if b.tpot_s is not None else s.tokens_per_s[k] / float(b.tokens_per_s or 1.0))
+            count[i] += 1.0
+    return Anchor(np.exp(total / np.maximum(count, 1.0)))
 
 
 def _load(dep: Deployment, off: Deployment, asked: list[_Asked], anchor: Anchor) -> tuple[F, F, NDArray[np.bool_], NDArray[np.bool_]]:
