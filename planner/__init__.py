@@ -20,6 +20,7 @@ _HOME = {
     "read_model": "planner.models.read",
     "DrafterSpec": "planner.drafters",
     "Survival": "planner.acceptance.survival",
+    "import_acceptance": "planner.acceptance.importers",
     "DraftlineError": "planner.errors",
     "InputError": "planner.errors",
     "InfeasibleError": "planner.errors",

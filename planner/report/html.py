@@ -22,6 +22,7 @@ def plan_html(plan: Plan) -> str:
         rows=_rows(plan),
         pareto=fragment(pareto_figure(plan), with_library=True),
         speedup=fragment(speedup_figure(plan), with_library=False),
+        several_contexts=len({r["context_len"] for r in plan.recommendations}) > 1,
         guidelines=plan.guidelines,
         flips=[_flip(b) for b in plan.break_even],
         drafters=plan.drafters,
