@@ -200,7 +200,7 @@ def _read(path: Path, what: str) -> object:
         data: object = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ProfileError(f"no such {what} file", where=str(path), hint="Give the path of a JSON file, or a name from `draftline gpus`.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ProfileError(f"{what} is not JSON ({error})", where=str(path)) from None
     except OSError as error:
         raise ProfileError(f"{what} cannot be read ({error.strerror})", where=str(path)) from None

@@ -139,7 +139,7 @@ def load_config(path: Path, where: str) -> dict[str, Any]:
     except OSError as error:
         what = "cannot read the drafter config"
         raise ModelConfigError(what, where=where, got=str(path), expected="a config.json", hint=str(error)) from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelConfigError("not JSON", where=str(file), got=str(error), expected="a config.json object") from None
     if not isinstance(raw, dict):
         raise ModelConfigError("not a JSON object", where=str(file), got=type(raw).__name__, expected="a config.json object")

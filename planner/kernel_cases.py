@@ -183,7 +183,7 @@ def kernel_lines(lines: Iterable[str]) -> list[dict[str, Any]]:
         try:
             try:
                 case = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"line {number} is not valid JSON", got=line[:60], hint=str(error)) from None
             if not isinstance(case, dict):
                 raise InputError(f"line {number} must be a JSON object", got=type(case).__name__)

@@ -714,3 +714,16 @@ def test_detailed_rounds_recover_the_curve_under_mixed_lengths(alpha: float, d: 
 def test_formats_are_documented() -> None:
     for name, what in FORMATS.items():
         assert name and len(what) > 20
+
+
+def test_adjust_command_chains_published_ratios_and_writes_for_a_plan(tmp_path: Path) -> None:
+    file, out = tmp_path / "a.json", tmp_path / "b.json"
+    file.write_text(json.dumps({"eagle3": {"acceptance_len": 3.0, "at_draft_len": 4}}))
+    done = CliRunner().invoke(acceptance_app, ["adjust", str(file), "--kind", "eagle3", "--workload", "coding:chat", "--temperature", "0:1", "--json",
+                                               "--out", str(out)])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    written = json.loads(out.read_text())["eagle3"]
+    assert written["at_draft_len"] == 4 and 1.5 < written["acceptance_len"] < 2.6
+    for args, says in ((("--kind", "eagle3"), "nothing to adjust"), (("--kind", "eagle3", "--context", "5"), "not a pair")):
+        bad = CliRunner().invoke(acceptance_app, ["adjust", str(file), *args])
+        assert bad.exception is not None and says in str(bad.exception)

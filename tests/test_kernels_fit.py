@@ -8,7 +8,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -260,21 +259,9 @@ def test_every_op_engine_and_dtype_has_an_answer() -> None:
                 assert 0 < low < high
 
 
-def test_loading_is_quick_and_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, time; import gpu_profiles.fits as f; t = time.perf_counter(); f._file(); d = time.perf_counter() - t;"
-        "assert not {'scipy', 'pandas', 'torch', 'pyarrow'} & set(sys.modules), 'heavy import'; print(d)"
-    )
-    took = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout)
-    assert took < 0.05  # 2-4 ms alone on a machine
-
-
-def test_gemm_is_fast() -> None:
-    fit = kernel_fit("gemm", H200, "vllm", "fp8").value
-    m = np.tile(np.arange(1.0, 1001.0), 100)
-    start = time.perf_counter()
-    gemm_time(m, 5120, 8192, fit, weight_bytes_per_element=1, act_bytes_per_element=1)
-    assert time.perf_counter() - start < 0.5  # 100 000 shapes, about 15 ms
+def test_loading_imports_nothing_heavy() -> None:
+    code = "import sys; import gpu_profiles.fits as f; f._file(); print(sorted({'scipy', 'pandas', 'torch', 'pyarrow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == "[]"
 
 
 # ---- accuracy on packaged rows -------------------------------------------------------------------------------------------------

@@ -126,3 +126,30 @@ def test_plan_that_fits_nowhere_says_so() -> None:
 def test_plan_rejects_unknown_options() -> None:
     with pytest.raises(DraftlineError, match="unknown option 'max_d'"):
         plan("Qwen/Qwen3-32B", "h100", max_d=3)
+
+
+@pytest.mark.parametrize("kind", [["eagle3"], {"a": 1}, 7, None])
+def test_a_drafter_kind_that_is_no_text_is_refused(kind: object) -> None:
+    answer = predict_many([speculative(drafter={"kind": kind})])[0]
+    assert isinstance(answer, DraftlineError) and "unknown drafter kind" in str(answer)
+
+
+def test_a_fault_of_ours_costs_its_own_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from planner import prediction
+
+    whole = prediction._predict_group
+
+    def breaks(dep: Any, asked: Any) -> Any:
+        if any(a.case.id == "bad" for a in asked):
+            raise ZeroDivisionError("boom")
+        return whole(dep, asked)
+
+    monkeypatch.setattr(prediction, "_predict_group", breaks)
+    rows = predict_lines([json.dumps(BASE | {"id": i}) for i in (1, "bad", 2)])
+    assert "tpot_s" in rows[0] and "tpot_s" in rows[2]
+    assert rows[1]["error"]["type"] == "InternalError" and "ZeroDivisionError: boom" in rows[1]["error"]["message"]
+
+
+def test_json_nested_too_deep_is_one_error() -> None:
+    rows = predict_lines(["[" * 100_000, json.dumps(BASE)])
+    assert "not valid JSON" in rows[0]["error"]["message"] and "tpot_s" in rows[1]

@@ -33,7 +33,7 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     if text.lstrip().startswith(("{", "[")):
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError("not valid JSON", where=str(path), hint=str(error)) from None
         runs = [_json_run(d, str(path)) for d in (data if isinstance(data, list) else [data])]
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -16,6 +16,7 @@ acceptance_app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+T = TypeVar("T", int, float, str)
 Kind = Annotated[str | None, typer.Option("--kind", help="Drafter kind: external, eagle3, mtp, dflash, dspark, pard, ngram, suffix.")]
 
 
@@ -180,3 +181,65 @@ def _lengths(text: str) -> list[int]:
     if max(found) > 1024:
         raise InputError("--to is too long", got=max(found), expected="at most 1024")
     return found
+
+
+@acceptance_app.command()
+def adjust(  # noqa: PLR0913
+    file: Annotated[Path, typer.Argument(help="Acceptance object, as import --out or --acceptance has it.")],
+    kind: Annotated[str, typer.Option("--kind", help="Drafter kind.")],
+    temperature: Annotated[str | None, typer.Option(help="MEASURED:WANTED sampling temperature, 0 to 1.")] = None,
+    context: Annotated[str | None, typer.Option(help="MEASURED:WANTED context in tokens.")] = None,
+    window: Annotated[int | None, typer.Option(help="Tokens the head was trained on, for --context.")] = None,
+    workload: Annotated[str | None, typer.Option(help="MEASURED:WANTED workload, e.g. coding:chat.")] = None,
+    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the adjusted object for plan --acceptance to this file.")] = None,
+) -> None:
+    """Measured acceptance carried to another temperature, context or workload by published ratios, each with its range and source.
+
+    Example: draftline acceptance adjust acceptance.json --kind eagle3 --workload coding:chat --temperature 0:1
+    """
+    from planner.acceptance.adjust import Adjusted, adjust_context, adjust_temperature, adjust_workload
+    from planner.cli.options import acceptance_file
+    from planner.errors import InputError
+
+    given = acceptance_file(file) or {}
+    now: dict[str, Any] = dict(given.get(kind, given))
+    steps: list[Adjusted] = []
+
+    def step(made: Adjusted) -> dict[str, Any]:
+        steps.append(made)
+        return made.acceptance
+
+    if temperature is not None:
+        a, b = _pair(temperature, "--temperature", float)
+        now = step(adjust_temperature(now, kind, measured=a, wanted=b))
+    if context is not None:
+        n, m = _pair(context, "--context", int)
+        now = step(adjust_context(now, kind, measured_len=n, wanted_len=m, trained_window_len=window))
+    if workload is not None:
+        was, wanted = _pair(workload, "--workload", str)
+        now = step(adjust_workload(now, kind, measured=was, wanted=wanted))
+    if not steps:
+        raise InputError("nothing to adjust", expected="--temperature, --context or --workload", hint="Each as MEASURED:WANTED.")
+    notes = [{"note": s.note, "source": s.source, "low_len": s.low, "high_len": s.high, "draft_len": s.draft_len} for s in steps]
+    if as_json:
+        _emit_json({"kind": kind, "acceptance": now, "acceptance_len": steps[-1].acceptance_len, "steps": notes})
+    else:
+        head = f"AL {steps[-1].acceptance_len:.3g} at D={steps[-1].draft_len} after {len(steps)} adjustment(s)"
+        _emit("\n".join([head, *(f"  {n['note']}; AL {n['low_len']:.3g}-{n['high_len']:.3g}\n    source: {n['source']}" for n in notes)]))
+    if out is not None:
+        _emit_json({kind: now}, out)
+        typer.echo(f"wrote {out}; its range above is not in the plan's band", err=True)
+
+
+def _pair(text: str, where: str, convert: type[T]) -> tuple[T, T]:
+    """``MEASURED:WANTED``"""
+    from planner.errors import InputError
+
+    first, colon, second = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return convert(first), convert(second)
+    except ValueError:
+        raise InputError("not a pair", where=where, got=text, expected="MEASURED:WANTED") from None

@@ -78,11 +78,12 @@ def adapt_profile(files: Sequence[Path], deployment: Path | None, out: Path, as_
     from gpu_profiles.load import load_gpu
     from microbench.store import write_atomic
     from planner.calibrate.from_bench import adapt_to, profile_with, read_runs
+    from planner.cli.options import read_object
 
     if deployment is None:
         expected = '{"model": ..., "gpu": ..., "engine": ..., "tp": ...}'
         raise InputError("--from-bench needs the deployment that was measured", where="--deployment", expected=f"a JSON file such as {expected}")
-    case = read_object(deployment)
+    case = read_object(deployment, "deployment")
     made = adapt_to([run for file in files for run in read_runs(file)], case)
     gpu, engine = load_gpu(str(case.get("gpu"))), str(case.get("engine", "vllm"))
     write_atomic(out, json.dumps(profile_with(made, gpu, engine), indent=1, allow_nan=False) + "\n")
@@ -94,19 +95,6 @@ def adapt_profile(files: Sequence[Path], deployment: Path | None, out: Path, as_
     lines += [f"  ! {w}" for w in made.warnings]
     lines.append(f"wrote {out}; use it with: draftline plan MODEL --gpu {out}")
     typer.echo("\n".join(lines))
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises InputError."""
-    import json
-
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError("cannot read the deployment", where=str(file), hint=str(error)) from None
-    if not isinstance(data, dict):
-        raise InputError("the deployment must be a JSON object", where=str(file), got=type(data).__name__)
-    return data
 
 
 def refit_tables(tables: Path, out: Path) -> None:

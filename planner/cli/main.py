@@ -266,7 +266,7 @@ def explain(
     text = sys.stdin.read() if case is None else read_text(case, "case")
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError("the case is not valid JSON", where=str(case or "standard input"), hint=str(error)) from None
     result = explain_case(raw)
     emit_json(result, out) if as_json else emit(explain_text(result), out)

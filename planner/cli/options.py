@@ -66,7 +66,7 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     text = read_text(path, what)
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{what} file is not valid JSON", where=str(path), hint=str(error)) from None
     if not isinstance(data, dict):
         raise InputError(f"{what} file must hold one JSON object", where=str(path), got=type(data).__name__)
