@@ -24,6 +24,14 @@ NOTES = {
 PUBLISHED = """What people who compared draft lengths measured, and what the planner says without any baseline of theirs. Sources leave much
 unsaid: what was assumed for each stands in tests/data/truth/published_cases.json. `call` compares only the sign of the gain. "no answer" under
 DFlash at 185k: the drafter's own cache does not fit beside the target's. Power caps are not answered: no option caps a GPU's clock."""
+#: What may be behind the worst groups: guesses by whoever read them last, not findings.
+GUESSES = {
+    "serving": "Guesses at causes: gpt-oss on B200 comes out 15-24 % slow at every load (MXFP4 experts, priced from tables of neighbouring formats);"
+    " Qwen3.5-397B and GLM-5 on SGLang 18-28 % fast (early builds of their hybrid and token-sparse kernels); Qwen3-32B on H100 with SGLang slow at"
+    " high load only (that version hides part of the prefill); five gpt-oss rows on H100 come from one release candidate.",
+    "sweeps": "Guesses at causes: SpecForge 339 ran SGLang without overlapped scheduling (a round cost 2.6 plain steps, here 1.8); z-lab's"
+    " Qwen3.6-35B-A3B is a coin toss between D = 7 and 15 for a block drafter; the AMD rows do not state their concurrency.",
+}
 COUNTS = ("rows", "refused", "stacks", "n_off")
 WORST_SHOWN = 10
 
@@ -37,6 +45,8 @@ def accuracy_markdown(result: Mapping[str, Any]) -> str:
             parts += ["Not usable: " + ", ".join(f"{n} {why}" for why, n in sorted(block["lacking"].items())) + ".", ""]
         if block.get("groups"):
             parts += ["Worst groups first:", "", _rows(block["groups"][:WORST_SHOWN]), ""]
+        if name in GUESSES:
+            parts += [GUESSES[name], ""]
     parts += ["## Published comparisons", "", PUBLISHED, "", _rows(result["published"]), ""]
     parts += ["## Simple rules on the same sweeps", "", _rows(result["rules"]), ""]
     parts += ["## Acceptance carried to another D (sources left out)", "", _rows(result["acceptance"]), ""]
