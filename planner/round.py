@@ -90,11 +90,13 @@ def round_time(dep: Deployment, num_seqs: Num, context_len: Num, draft_len: Num)
 
 
 def k0_tax(num_seqs: Num) -> F:
-    """What a K = 0 tier of a schedule costs over no speculative configuration: +6.6 % at 2 requests, +21.6 % at 189.
+    """What a K = 0 tier of a schedule costs over no speculative configuration, as a share of TPOT.
 
-    Source: vLLM issue 49548 (TPOT, zero draft tokens produced); log-linear between, constant outside.
+    Published with zero draft tokens produced, all on one model: +6.6 % at 2 requests (vLLM 49986), +22.2 % at 11 (48627), +21.6 % at 189
+    (49548), +13.5 % at 256, +7.3 % and +16.7 % at 192 (49986, two runners). They scatter without order beyond the smallest, so from 11
+    requests on it is their mean, below that log-linear to the smallest.
     """
-    return np.asarray(np.interp(np.log(np.maximum(num_seqs, 1.0)), np.log([2.0, 189.0]), [0.066, 0.216]), dtype=np.float64)
+    return np.asarray(np.interp(np.log(np.maximum(num_seqs, 1.0)), np.log([2.0, 11.0]), [0.066, 0.163]), dtype=np.float64)
 
 
 def prefill_time(dep: Deployment, num_decoding: Num, context_len: Num, input_len: Num, cached_len: Num = 0.0) -> tuple[F, F, Num]:
