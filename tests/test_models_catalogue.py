@@ -99,15 +99,20 @@ def test_unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hub_fallback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With huggingface_hub importable an unknown id is fetched; a missing quantisation file is no fault."""
+    """With huggingface_hub importable an unknown id is fetched; a missing quantisation file is no fault, a lost connection is one."""
     file = tmp_path / "config.json"
     file.write_text((CONFIGS / "Qwen--Qwen3-8B_config.json").read_text())
+
+    class EntryNotFoundError(OSError):
+        """Named as the hub's client names a file that the repository lacks."""
 
     class Hub:
         @staticmethod
         def hf_hub_download(name: str, what: str) -> str:
-            if what != "config.json" or "missing" in name:
-                raise OSError("404")
+            if what != "config.json":
+                raise ConnectionError("reset") if "lost" in name else EntryNotFoundError("404")
+            if "missing" in name:
+                raise EntryNotFoundError("404")
             return str(file)
 
     class Local:
@@ -120,6 +125,8 @@ def test_hub_fallback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert spec.id == "someone/unlisted-model-a" and spec.num_layers == 36
     with pytest.raises(ModelConfigError, match="404"):
         read_model("someone/missing-model")
+    with pytest.raises(ModelConfigError, match="did not say whether there is a hf_quant_config.json"):
+        read_model("someone/lost-connection")
 
 
 def test_loading_needs_no_heavy_library() -> None:

@@ -148,7 +148,11 @@ def _read_hub(name: str) -> ModelSpec:
         quant: dict[str, Any] | None = load_json(Path(hf_hub_download(name, "hf_quant_config.json")))
     except ModelConfigError:
         raise
-    except Exception:
+    except Exception as error:
+        # only a file that the repository does not have means "not quantised this way"; a lost connection must not change the weights' dtype
+        if type(error).__name__ not in ("EntryNotFoundError", "RemoteEntryNotFoundError"):
+            hint = "Try again, or give the path of a folder with config.json and hf_quant_config.json."
+            raise ModelConfigError(f"the hub did not say whether there is a hf_quant_config.json ({error})", got=name, hint=hint) from None
         quant = None
     return read_config(load_json(file), id=name, where=f"{name} config.json", quant_file=quant)
 
