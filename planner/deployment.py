@@ -22,7 +22,7 @@ from planner.errors import InfeasibleError, InputError
 from planner.memory import cache_bytes, state_bytes, weight_bytes
 from planner.models.read import read_model
 from planner.models.spec import KvAttention, LatentAttention, ModelSpec
-from planner.ops import Dtypes, Layout, Network, Num, compress, distinct
+from planner.ops import Dtypes, Layout, Network, Num, distinct
 from planner.passes import PassPlan
 from planner.roofline import Machine, machine
 
@@ -32,9 +32,6 @@ QUANTISED = ("attn", "linear_attn", "mlp", "shared", "experts")
 RESERVED_FRAC = 0.02
 """Of usable memory for activations, CUDA graphs and collectives beyond the engine's own headroom (assumed)."""
 
-
-GRID_SIZE = 4096
-"""Arrays beyond this many points are grids with few distinct row counts: worth compressing."""
 
 MIN_CACHE_FRAC = 0.02
 LARGEST_MEMORY_FRAC = 0.97
@@ -134,34 +131,28 @@ class Deployment:
             self._pads[query_len] = np.asarray(sizes, dtype=np.float64)
         return self._pads[query_len]
 
-    def _graph(self, num_seqs: Num, query_len: Num) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        n, q = np.broadcast_arrays(np.asarray(num_seqs, dtype=np.float64), np.asarray(query_len, dtype=np.float64))
-        if n.size > GRID_SIZE:
-            top = float(q.max()) + 1.0
-            pairs, index = compress(n * top + q)
-            small, eager_small = self._graph(np.floor(pairs / top), pairs % top)
-            return small[index], eager_small[index]
-        rows = n * q
-        eager = np.full(rows.shape, self.config.eager)
-        for width in distinct(query_len):
+    def padded_rows(self, num_seqs: Num, query_len: Num) -> NDArray[np.float64]:
+        """Rows of a pass once padded to a captured CUDA-graph size."""
+        q = np.asarray(query_len, dtype=np.float64)
+        rows = np.asarray(num_seqs, dtype=np.float64) * q
+        for width in distinct(q):
             sizes = self._captured(int(width))
             if not len(sizes):
                 continue
-            here = q == width
             index = np.searchsorted(sizes, rows)
-            beyond = index >= len(sizes)
-            padded = np.where(beyond, rows, sizes[np.minimum(index, len(sizes) - 1)])
-            rows = np.where(here, padded, rows)
-            eager = np.where(here, beyond, eager)
-        return rows, np.asarray(eager, dtype=np.bool_)
-
-    def padded_rows(self, num_seqs: Num, query_len: Num) -> NDArray[np.float64]:
-        """Rows of a pass once padded to a captured CUDA-graph size."""
-        return self._graph(num_seqs, query_len)[0]
+            padded = np.where(index >= len(sizes), rows, sizes[np.minimum(index, len(sizes) - 1)])
+            rows = np.where(q == width, padded, rows)
+        return np.asarray(rows, dtype=np.float64)
 
     def runs_eager(self, num_seqs: Num, query_len: Num) -> NDArray[np.bool_]:
         """True where the pass is wider than the largest captured graph (or the engine runs eagerly)."""
-        return self._graph(num_seqs, query_len)[1]
+        q = np.asarray(query_len, dtype=np.float64)
+        largest = np.full(q.shape, -1.0 if self.config.eager else np.inf)
+        for width in distinct(q):
+            sizes = self._captured(int(width))
+            if len(sizes):
+                largest = np.where(q == width, sizes[-1], largest)
+        return np.asarray(np.asarray(num_seqs, dtype=np.float64) * q > largest, dtype=np.bool_)
 
     # ---- memory
     @cached_property

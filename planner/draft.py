@@ -7,6 +7,7 @@ on top. n-gram and suffix look-up: host time only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,47 +70,59 @@ class DraftPlan:
         if self.body is None:
             return DraftCost(np.zeros(np.broadcast(num_seqs, d).shape), np.zeros_like(d))
         if self.parallel:
-            block = self._pass_s(num_seqs, np.maximum(d, 1.0) + (self.kind != "dspark"), context_len, np.maximum(d, 1.0))
+            bonus = float(self.kind != "dspark")
+            block = self._pass_s(num_seqs, np.maximum(d, 1.0) + bonus, context_len, lambda rows: rows - bonus)
             return DraftCost(np.where(used, block + self._markov_s(num_seqs, d) + self.link_s, 0.0), np.where(used, 1.0, 0.0))
         # an external model re-reads at most the last token and the bonus; a head re-reads every row that was verified
         extend_rows = 2.0 if self.kind == "external" else 1.0 + d
-        first = self._pass_s(num_seqs, extend_rows, context_len, 1.0) + self._extend_s(num_seqs * (1.0 + d))
+        first = self._pass_s(num_seqs, extend_rows, context_len) + self._extend_s(num_seqs, 1.0 + d)
         total = first
         if (d > 1).any():
-            total = first + np.maximum(d - 1.0, 0.0) * self._pass_s(num_seqs, 1.0, context_len + d / 2.0, 1.0)
+            total = first + np.maximum(d - 1.0, 0.0) * self._pass_s(num_seqs, 1.0, context_len + d / 2.0)
         return DraftCost(np.where(used, total + self.link_s, 0.0), np.where(used, d, 0.0))
 
-    def _pass_s(self, num_seqs: Num, query_len: Num, context_len: Num, sampled_rows: Num) -> NDArray[np.float64]:
-        assert self.body is not None
-        return self.machine.pass_time(self.pass_ops(num_seqs, query_len, context_len, sampled_rows)).time_s
+    def _pass_s(
+        self, num_seqs: Num, query_len: Num, context_len: Num, sampled_of: Callable[[Num], Num] = lambda _: 1.0
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """Seconds of one draft pass; `sampled_of` gives the rows that go through the LM head, of the query length."""
+        end = pass_end(query_len, context_len)
+        return self.machine.grid_time(lambda n, q: self._ops(Segment(n, q, end, sampled_of(q))), num_seqs, query_len).time_s
 
-    def _extend_s(self, rows: Num) -> Num:
+    def _extend_s(self, num_seqs: Num, rows: Num) -> Num:
         assert self.body is not None
+        if not self.extend:
+            return 0.0
         tp = self.body.layout.tp
-        total: Num = 0.0
-        for m in self.extend:
-            n = split_columns(m.n, tp if m.shard == "column" else 1)
-            total = total + self.machine.served_s(Gemm(m.name, rows, n, m.k, 1, "bf16", "bf16"))
-        return total
+        widths = [(m, split_columns(m.n, tp if m.shard == "column" else 1)) for m in self.extend]
+        return self.machine.grid_time(lambda n, q: [Gemm(m.name, n * q, width, m.k, 1, "bf16", "bf16") for m, width in widths], num_seqs, rows).time_s
 
     def pass_ops(self, num_seqs: Num, query_len: Num, context_len: Num, sampled_rows: Num) -> list[Op]:
-        """Operations of one draft pass; the arg-max over the (reduced) vocabulary is one read of the logits."""
+        """Operations of one draft pass."""
+        return self._ops(Segment(num_seqs, query_len, pass_end(query_len, context_len), sampled_rows))
+
+    def _ops(self, segment: Segment) -> list[Op]:
+        """The arg-max over the (reduced) vocabulary is one read of the logits."""
         assert self.body is not None
-        segment = Segment(num_seqs, query_len, np.asarray(context_len) + np.asarray(query_len) / 2.0, sampled_rows)
         ops = pass_ops(self.body, [segment], sampling=False)
         vocab = self.body.network.head_vocab
-        return [*ops, VectorOp("arg-max", 2.0 * np.asarray(num_seqs) * sampled_rows * vocab, 1)] if vocab else ops
+        return [*ops, VectorOp("arg-max", 2.0 * np.asarray(segment.num_seqs) * segment.sampled_rows * vocab, 1)] if vocab else ops
 
     def _markov_s(self, num_seqs: Num, draft_len: NDArray[np.float64]) -> Num:
         """DSpark's sequential head: per drafted token one rank x vocabulary product and its launches."""
         if not self.markov_rank or self.body is None:
             return 0.0
         vocab = self.body.network.head_vocab
-        step = self.machine.served_s(Gemm("Markov head", num_seqs, vocab // self.body.layout.tp, self.markov_rank, 1, "bf16", "bf16"))
-        return draft_len * step
+        width = vocab // self.body.layout.tp
+        head = self.machine.grid_time(lambda n, _: [Gemm("Markov head", n, width, self.markov_rank, 1, "bf16", "bf16")], num_seqs, 1.0)
+        return draft_len * head.time_s
 
     def prefill_s(self, chunk_len: Num, context_len: Num) -> Num:
         """The drafter reads the prompt too: one chunk that ends at context_len."""
         if self.body is None:
             return 0.0
-        return self._pass_s(1.0, chunk_len, np.asarray(context_len) - np.asarray(chunk_len) / 2.0, 1.0)
+        return self._pass_s(1.0, chunk_len, np.asarray(context_len) - np.asarray(chunk_len) / 2.0)
+
+
+def pass_end(query_len: Num, context_len: Num) -> NDArray[np.float64]:
+    """Mean tokens that a draft pass's last row attends to."""
+    return np.asarray(np.asarray(context_len) + np.asarray(query_len) / 2.0, dtype=np.float64)

@@ -344,15 +344,17 @@ def distinct(values: Num) -> list[float]:
     return sorted(set(np.asarray(values, dtype=np.float64).ravel().tolist()))
 
 
-def compress(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Distinct whole numbers of an array and, for each element, the index of its own: values == distinct[index].
+def distinct_pairs(whole: Num, values: Num) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Distinct pairs of whole numbers and any values that broadcast together, and the index of each element's own pair.
 
-    Costs that depend on few distinct row counts are computed once each and spread over a grid of a million points.
+    Costs that depend on few distinct pairs are computed once each and spread over the grid.
     """
-    whole = values.astype(np.int64)
-    present = np.zeros(int(whole.max()) + 1, dtype=np.bool_)
-    present[whole] = True
-    return np.flatnonzero(present).astype(np.float64), (np.cumsum(present) - 1)[whole]
+    second = np.asarray(distinct(values))
+    key = np.asarray(whole).astype(np.int64) * len(second) + np.searchsorted(second, values)
+    present = np.zeros(int(key.max()) + 1, dtype=np.bool_)
+    present[key] = True
+    pairs = np.flatnonzero(present)
+    return (pairs // len(second)).astype(np.float64), second[pairs % len(second)], (np.cumsum(present) - 1)[key]
 
 
 def causal_mean(context_len: Num, query_len: Num, cap: int | None) -> Num:

@@ -6,7 +6,7 @@ attention kernel that the engine uses there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from planner.kernels import (
     state_time,
 )
 from planner.kernels.attention import VERIFY_MAX_QUERY
-from planner.ops import AllGather, AllReduce, AllToAll, ExpertsOp, Gemm, KvOp, LatentOp, Num, Op, StateOp, VectorOp, compress
+from planner.ops import AllGather, AllReduce, AllToAll, ExpertsOp, Gemm, KvOp, LatentOp, Num, Op, StateOp, VectorOp, distinct_pairs
 from planner.units import bytes_per_element
 
 #: Order of the parts of a pass; the words users see under "bound".
@@ -41,7 +41,7 @@ SERVED_KNEE = 2.0
 """p of the smooth maximum of memory and compute time of a GEMM inside a step (served steps prefer 2 to 4)."""
 
 GRID_SIZE = 4096
-"""Row arrays beyond this many points are grids with few distinct values."""
+"""Arrays beyond this many points are grids with few distinct (sequences, query length)."""
 
 
 INDEXER_LAUNCHES = 6
@@ -255,16 +255,27 @@ class Machine:
 
         `kernel_scale` (fitted to served steps) is what remains of a kernel's own time there, its launch aside.
         """
-        dense = [op for op in ops if isinstance(op, Gemm) and np.size(op.rows) > GRID_SIZE]
-        parts = self._sum([op for op in ops if op not in dense] if dense else ops)
-        by_rows: dict[int, list[Gemm]] = {}
-        for op in dense:
-            by_rows.setdefault(id(op.rows), []).append(op)
-        for same in by_rows.values():  # a grid has few distinct row counts: price each once
-            rows, index = compress(np.asarray(same[0].rows, dtype=np.float64))
-            few = self._sum([replace(op, rows=rows) for op in same])
-            parts = [p + (np.asarray(f)[index] if np.ndim(f) else f) for p, f in zip(parts, few, strict=True)]
-        return PassTime(*(np.asarray(x, dtype=np.float64) for x in parts))
+        return PassTime(*(np.asarray(x, dtype=np.float64) for x in self._sum(ops)))
+
+    def grid_time(self, ops_of: Callable[[Num, Num], Sequence[Op]], num_seqs: Num, query_len: Num) -> PassTime:
+        """pass_time(ops_of(num_seqs, query_len)); on a grid, which repeats few distinct pairs, what reads no context is priced once a pair.
+
+        The operations may use the two arguments as they are or combined, attention only as they are.
+        """
+        n, q = np.asarray(num_seqs, dtype=np.float64), np.asarray(query_len, dtype=np.float64)
+        if np.broadcast(n, q).size <= GRID_SIZE or (n != np.floor(n)).any():
+            return self.pass_time(ops_of(num_seqs, query_len))
+        few_n, few_q, index = distinct_pairs(n, q)
+
+        def whole(x: Num) -> Num:
+            assert np.ndim(x) == 0 or x is few_n or x is few_q
+            return n if x is few_n else q if x is few_q else x
+
+        ops = ops_of(few_n, few_q)
+        few = self._sum([op for op in ops if not isinstance(op, KvOp | LatentOp)])
+        attention = [op for op in ops if isinstance(op, KvOp | LatentOp)]
+        parts = self._sum([replace(op, num_seqs=whole(op.num_seqs), query_len=whole(op.query_len)) for op in attention])
+        return PassTime(*(np.asarray(p + (np.asarray(f)[index] if np.ndim(f) else f)) for p, f in zip(parts, few, strict=True)))
 
     def served_s(self, op: Op) -> NDArray[np.float64]:
         """Seconds of one operation with its count inside a served step."""
@@ -285,12 +296,12 @@ class Machine:
                 continue
             alone = np.minimum(t.fixed_s, t.time_s)
             fixed = op.count * alone
-            spent = op.count * scale * (t.time_s - alone) + fixed
-            total = total + spent
+            busy = op.count * scale * (t.time_s - alone)
+            streaming = np.where(t.memory_s >= t.compute_s, busy, 0.0)
+            total = total + (busy + fixed)
             launch = launch + fixed
-            by_memory = t.memory_s >= t.compute_s
-            memory = memory + np.where(by_memory, spent - fixed, 0.0)
-            compute = compute + np.where(by_memory, 0.0, spent - fixed)
+            memory = memory + streaming
+            compute = compute + (busy - streaming)
         return [total, memory, compute, launch, network]
 
 

@@ -54,7 +54,7 @@ def step_ops(dep: Deployment, num_seqs: Num, query_len: Num, context_len: Num) -
 def step_time(dep: Deployment, num_seqs: Num, query_len: Num, context_len: Num) -> tuple[F, PassTime, NDArray[np.bool_]]:
     """(seconds, parts, eager) of a decode or verification pass with the per-layer residual; launch-bound when no graph covers it."""
     o = dep.overheads
-    parts = dep.machine.pass_time(step_ops(dep, num_seqs, query_len, context_len))
+    parts = dep.machine.grid_time(lambda n, q: step_ops(dep, n, q, context_len), num_seqs, query_len)
     busy = parts.time_s + o["per_layer_s"] * dep.residual_layers
     eager = dep.runs_eager(num_seqs, query_len)
     host = o["eager_per_layer_s"] * dep.network.num_layers
@@ -108,11 +108,13 @@ def prefill_time(dep: Deployment, num_decoding: Num, context_len: Num, input_len
     chunks = np.ceil(new / dep.chunk_tokens)
     size = new / chunks
     mean_end = cached_len + new * (chunks + 1.0) / (2.0 * chunks)
-    prompt = Segment(1.0, size, mean_end, 1.0)
-    riders = Segment(np.asarray(num_decoding, dtype=np.float64), 1.0, np.asarray(context_len, dtype=np.float64), 1.0)
+
+    def riders(n: Num) -> Segment:
+        return Segment(n, 1.0, np.asarray(context_len, dtype=np.float64), 1.0)
+
     o = dep.overheads
-    mixed = dep.machine.pass_time(pass_ops(dep.plan, [riders, prompt])).time_s
-    alone = dep.machine.pass_time(pass_ops(dep.plan, [riders])).time_s
+    mixed = dep.machine.grid_time(lambda n, q: pass_ops(dep.plan, [riders(n), Segment(1.0, q, mean_end, 1.0)]), num_decoding, size).time_s
+    alone = dep.machine.grid_time(lambda n, _: pass_ops(dep.plan, [riders(n)]), num_decoding, 1.0).time_s
     draft = 0.0 if dep.drafter is None else dep.draft_plan.prefill_s(size, mean_end) * chunks
     fixed = o["per_layer_s"] * dep.residual_layers + o["per_step_s"]
     return np.maximum(mixed - alone, 0.0) * chunks, (mixed + fixed) * chunks, draft

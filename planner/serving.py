@@ -7,8 +7,10 @@ requests arrive at a rate and the running number follows from Little's law. Prom
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,9 @@ from planner.roofline import PassTime
 from planner.round import Round, prefill_time, round_time
 
 F = NDArray[np.float64]
+
+SLAB = 65536
+"""Points that are evaluated at once: their temporaries stay in the processor's cache, and calls into numpy do not yet count."""
 
 BURST_SHARE = 0.2
 """Of the other requests' prefills in a cycle, the part that a user sees in TTFT: requests that start or end together come in waves. In
@@ -75,11 +80,58 @@ class Served(NamedTuple):
 
 
 def serve(dep: Deployment, *, concurrency: Num, draft_len: Num, acceptance_len: Num, traffic: Traffic, anchor: Anchor | None = None) -> Served:
-    """Steady state of a closed loop."""
+    """Steady state of a closed loop; a large grid slab by slab."""
+    asked = (concurrency, draft_len, acceptance_len, traffic.context_len, traffic.input_len, traffic.output_len, traffic.cached_len)
+    args = [np.asarray(x, dtype=np.float64) for x in (*asked, 1.0 if anchor is None else anchor.scale)]
+    if np.broadcast(*args).size <= SLAB:
+        return steady(dep, concurrency=concurrency, draft_len=draft_len, acceptance_len=acceptance_len, traffic=traffic, anchor=anchor)
+
+    def part(c: F, d: F, al: F, context: F, new: F, out: F, cached: F, scale: F) -> Served:  # noqa: PLR0913
+        mix = Traffic(context, new, out, cached, traffic.prefill_elsewhere)
+        return steady(dep, concurrency=c, draft_len=d, acceptance_len=al, traffic=mix, anchor=None if anchor is None else Anchor(scale))
+
+    return by_slabs(part, args, np.broadcast_shapes(args[0].shape, args[1].shape))
+
+
+def by_slabs(part: Callable[..., Served], args: Sequence[F], costly: tuple[int, ...]) -> Served:
+    """part(*args) evaluated in slabs of about SLAB points along one axis, every array of the result at full shape.
+
+    Passes are priced per (sequences, D) and slab, so the axis is one that `costly`, the shape of these two, varies along where it can.
+    """
+    shape = np.broadcast_shapes(*(x.shape for x in args))
+    size, first = math.prod(shape), len(shape) - len(costly)
+    axis = max(range(len(shape)), key=lambda i: (i >= first and costly[i - first] > 1 and size // shape[i] <= SLAB, shape[i]))
+    step = max(1, SLAB * shape[axis] // size)
+    result: list[NDArray[Any]] = []
+    for start in range(0, shape[axis], step):
+        cut = (*(slice(None),) * axis, slice(start, start + step))
+        done = flat(part(*(along(x, cut, len(shape)) for x in args)))
+        result = result or [np.empty(shape, x.dtype) for x in done]
+        for whole, slab in zip(result, done, strict=True):
+            whole[cut] = slab
+    tpot, ttft, queue, rate, num_seqs, capacity, round_s, draft, verify, overhead, *parts, eager, al = result
+    return Served(tpot, ttft, queue, rate, num_seqs, capacity, Round(round_s, draft, verify, overhead, PassTime(*parts), eager), al)
+
+
+def along(x: F, cut: tuple[slice, ...], ndim: int) -> F:
+    """The part of an argument that meets a cut of the grid it broadcasts to."""
+    own = cut[ndim - x.ndim :]
+    return x[tuple(slice(None) if n == 1 else c for n, c in zip(x.shape, own, strict=False))]
+
+
+def flat(s: Served) -> list[NDArray[Any]]:
+    """Every array of a result, in the order of its fields."""
+    return [*s[:6], *s.round[:4], *s.round.parts, s.round.eager, s.acceptance_len]
+
+
+def steady(dep: Deployment, *, concurrency: Num, draft_len: Num, acceptance_len: Num, traffic: Traffic, anchor: Anchor | None) -> Served:
+    """`serve` all at once."""
     d, al = np.asarray(draft_len, dtype=np.float64), np.asarray(acceptance_len, dtype=np.float64)
     capacity = dep.capacity_seqs(traffic.context_len, d)
     wanted = np.asarray(concurrency, dtype=np.float64)
-    num_seqs = np.minimum(np.minimum(wanted, float(dep.max_num_seqs)), np.maximum(capacity, 1.0))
+    num_seqs, room = np.minimum(wanted, float(dep.max_num_seqs)), np.maximum(capacity, 1.0)
+    if not num_seqs.max(initial=0.0) <= room.min(initial=np.inf):  # else batches do not depend on the context, nor does most of a pass
+        num_seqs = np.minimum(num_seqs, room)
     per_rank = np.ceil(num_seqs / dep.layout.dp)
     in_pass = np.ceil(per_rank / dep.layout.pp)
     cost = anchored(round_time(dep, in_pass, traffic.context_len, d), anchor)

@@ -9,11 +9,13 @@ import pytest
 from conftest import BASE, answers, speculative
 from typer.testing import CliRunner
 
-from planner import plan
+from planner import plan, serving
 from planner.bands import Band, band, quotient
 from planner.cases import Case
 from planner.cli.main import app
+from planner.deployment import resolve
 from planner.errors import InfeasibleError
+from planner.serving import Anchor, Served, Traffic, serve
 
 LENGTHS = {"input_len": 1024, "output_len": 256}
 CLOSED = {k: v for k, v in BASE.items() if k != "context_len"} | LENGTHS
@@ -59,8 +61,6 @@ def test_the_band_of_tpot_with_drafts_holds_the_doubt_of_the_speedup() -> None:
 
 
 def test_weights_unpacked_in_the_kernel_multiply_slower() -> None:
-    from planner.deployment import resolve
-
     dep = resolve(Case(**(BASE | {"weights_dtype": "int4"})))
     wide = dep.machine.gemm_fit("bf16", "bf16", False)
     packed = dep.machine.gemm_fit("int4", "bf16", False)
@@ -89,3 +89,60 @@ def test_a_plan_where_nothing_meets_the_slo_exits_with_three() -> None:
     done = CliRunner().invoke(app, ["plan", "Qwen/Qwen3-32B", "--gpu", "h100", "--slo-tpot-ms", "0.1", "--concurrency", "8"])
     assert isinstance(done.exception, InfeasibleError) and "no arm meets the SLO" in str(done.exception)
     assert "Nothing meets the request" in done.stdout
+
+
+# ---- large grids
+SPREAD = {"model": "deepseek-ai/DeepSeek-V3", "gpu": "h200", "n_gpus": 8, "tp": 1, "dp": 8, "ep": 8, "kv_dtype": "fp8"}
+CONCURRENCY, DRAFT_LEN = np.geomspace(1, 600, 24).round()[:, None, None], np.arange(9.0)[None, :, None]
+CONTEXT = np.linspace(300.5, 50000, 30)
+"""With the two above 6,480 points. Batches are bound by memory in part, and prompts do not divide into whole chunks."""
+GRIDS = pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "Qwen/Qwen3-30B-A3B", "gpu": "h100", "drafter": {"kind": "eagle3"}},
+        {"model": "Qwen/Qwen3-32B", "gpu": "h200", "drafter": {"kind": "external", "model": "Qwen/Qwen3-0.6B"}},
+        {"model": "Qwen/Qwen3-8B", "gpu": "h100", "drafter": {"kind": "dspark"}},
+        {"model": "Qwen/Qwen3-8B", "gpu": "h100", "drafter": {"kind": "pard"}},
+        {"model": "Qwen/Qwen3-Next-80B-A3B-Instruct", "gpu": "h200", "n_gpus": 4, "drafter": {"kind": "ngram"}},
+        SPREAD | {"drafter": {"kind": "mtp"}},
+    ],
+    ids=lambda asked: asked["drafter"]["kind"],
+)
+LENGTHS_OR_CONTEXT = pytest.mark.parametrize(
+    "traffic", [Traffic.at_context(CONTEXT), Traffic.of_lengths(CONTEXT, np.where(CONTEXT > 20000, 1.0, 300.0))], ids=["context", "lengths"]
+)
+
+
+def arrays(s: Served) -> list[tuple[str, np.ndarray]]:
+    named = [(n, x) for n, x in s._asdict().items() if n != "round"]
+    named += [(n, x) for n, x in s.round._asdict().items() if n != "parts"]
+    return [(n, np.broadcast_to(x, s.tpot_s.shape)) for n, x in (*named, *s.round.parts._asdict().items())]
+
+
+@GRIDS
+@LENGTHS_OR_CONTEXT
+def test_slabs_equal_the_whole(asked: dict[str, object], traffic: Traffic, monkeypatch: pytest.MonkeyPatch) -> None:
+    dep = resolve(Case(**(asked | {"concurrency": 1, "context_len": 1, "draft_len": 1})))
+    anchor = Anchor(np.linspace(0.9, 1.1, 30))
+
+    def at_once(points: int) -> Served:
+        monkeypatch.setattr(serving, "SLAB", points)
+        return serve(dep, concurrency=CONCURRENCY, draft_len=DRAFT_LEN, acceptance_len=1.0 + DRAFT_LEN / 2.0, traffic=traffic, anchor=anchor)
+
+    whole = arrays(at_once(10**9))
+    for points in (1000, 100):  # cut along concurrency; a step of which is larger than the slab
+        for (name, x), (_, y) in zip(whole, arrays(at_once(points)), strict=True):
+            np.testing.assert_allclose(y, x, rtol=1e-12, atol=1e-18, err_msg=name)
+
+
+@GRIDS
+@LENGTHS_OR_CONTEXT
+def test_points_equal_the_large_grid(asked: dict[str, object], traffic: Traffic) -> None:
+    dep = resolve(Case(**(asked | {"concurrency": 1, "context_len": 1, "draft_len": 1})))
+    grid = dict(arrays(serve(dep, concurrency=CONCURRENCY, draft_len=DRAFT_LEN, acceptance_len=1.0 + DRAFT_LEN / 2.0, traffic=traffic)))
+    for i, j, k in np.random.default_rng(0).integers((24, 9, 30), size=(12, 3)):
+        lengths = (float(np.asarray(x)[k]) for x in (traffic.context_len, traffic.input_len, traffic.output_len))
+        d = float(j)
+        point = serve(dep, concurrency=float(CONCURRENCY[i, 0, 0]), draft_len=d, acceptance_len=1.0 + d / 2.0, traffic=Traffic(*lengths))
+        for name, x in arrays(point):
+            np.testing.assert_allclose(x, grid[name][i, j, k], rtol=1e-12, atol=1e-18, err_msg=name)
