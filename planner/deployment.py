@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -270,6 +270,8 @@ def dtypes_of(model: ModelSpec, case: Case, gpu: GpuProfile, engine: EngineProfi
     if wide != "bf16":
         weights = {c: wide if d == "bf16" else d for c, d in weights.items()}
         notes.append(f"what is 16-bit in the checkpoint is {wide} on {gpu.id}, which has no bf16")
+        if wide == "fp32" and kv == "bf16":  # an engine that computes in 32 bit alone caches in it too
+            kv = wide
     act: dict[str, str] = {}
     for storage in sorted({*weights.values(), *matrices.values(), wide}):
         act[storage] = case.act_dtype or stated_act(model, case, storage, gpu) or engine.act_dtype(storage, gpu)[0]
@@ -277,7 +279,7 @@ def dtypes_of(model: ModelSpec, case: Case, gpu: GpuProfile, engine: EngineProfi
         if act[storage] != storage and bytes_differ(storage, act[storage]):
             notes.append(f"{storage} weights compute in {act[storage]} on {gpu.id}")
     if case.kv_dtype is None and model.quant.kv_dtype is None:
-        notes.append("KV cache in 16 bit (the checkpoint does not say)")
+        notes.append(f"KV cache in {'32' if kv == 'fp32' else '16'} bit (the checkpoint does not say)")
     attn = case.attn_dtype or ("fp8" if kv == "fp8" and "fp8" in gpu.peak_flop_per_s else wide)
     return Dtypes(weights=weights, matrices=matrices, act=act, kv=kv, attn=attn, state=case.state_dtype, block_scaled=block), tuple(notes)
 
@@ -308,7 +310,10 @@ _TRAFFIC = frozenset(
 def deployment_key(raw: Mapping[str, Any]) -> str:
     """Cases with the same key share a deployment."""
     plain = not raw.get("draft_len") and not raw.get("k0_tier")
-    ignored = _TRAFFIC | {"drafter"} if plain else _TRAFFIC  # D = 0 has no speculative configuration, whatever drafter is named
+    baseline = raw.get("baseline") or ()
+    anchored_on_drafts = any(isinstance(b, Mapping) and b.get("draft_len") for b in baseline) if isinstance(baseline, Sequence) else False
+    # D = 0 has no speculative configuration, whatever drafter is named; but a run with drafts that it is anchored on had that drafter
+    ignored = _TRAFFIC | {"drafter"} if plain and not anchored_on_drafts else _TRAFFIC
     return json.dumps({k: v for k, v in raw.items() if k not in ignored and v is not None}, sort_keys=True, default=str)
 
 

@@ -50,6 +50,11 @@ class DraftPlan:
     head_params: int = 0
 
     @property
+    def wide(self) -> str:
+        """What is never quantised computes in the device's 16-bit dtype (bf16; fp16 or fp32 where there is none), as the LM head does."""
+        return "bf16" if self.body is None else self.body.dtypes.weights.get("lm_head", "bf16")
+
+    @property
     def weight_bytes(self) -> float:
         """Weights on one of the drafter's ranks."""
         if self.body is None:
@@ -93,8 +98,8 @@ class DraftPlan:
         if not self.extend:
             return 0.0
         tp = self.body.layout.tp
-        widths = [(m, split_columns(m.n, tp if m.shard == "column" else 1)) for m in self.extend]
-        return self.machine.grid_time(lambda n, q: [Gemm(m.name, n * q, width, m.k, 1, "bf16", "bf16") for m, width in widths], num_seqs, rows).time_s
+        wide, widths = self.wide, [(m, split_columns(m.n, tp if m.shard == "column" else 1)) for m in self.extend]
+        return self.machine.grid_time(lambda n, q: [Gemm(m.name, n * q, width, m.k, 1, wide, wide) for m, width in widths], num_seqs, rows).time_s
 
     def pass_ops(self, num_seqs: Num, query_len: Num, context_len: Num, sampled_rows: Num) -> list[Op]:
         """Operations of one draft pass."""
@@ -112,8 +117,8 @@ class DraftPlan:
         if not self.markov_rank or self.body is None:
             return 0.0
         vocab = self.body.network.head_vocab
-        width = vocab // self.body.layout.tp
-        head = self.machine.grid_time(lambda n, _: [Gemm("Markov head", n, width, self.markov_rank, 1, "bf16", "bf16")], num_seqs, 1.0)
+        wide, width = self.wide, vocab // self.body.layout.tp
+        head = self.machine.grid_time(lambda n, _: [Gemm("Markov head", n, width, self.markov_rank, 1, wide, wide)], num_seqs, 1.0)
         return draft_len * head.time_s
 
     def prefill_s(self, chunk_len: Num, context_len: Num) -> Num:

@@ -53,15 +53,15 @@ def predict(case: Mapping[str, Any] | Case) -> Prediction:
 def predict_many(cases: Sequence[object]) -> list[Prediction | DraftlineError]:
     """Each case's prediction or its error, in order."""
     answers: list[Prediction | DraftlineError | None] = [None] * len(cases)
-    groups: dict[str, list[tuple[int, Case]]] = {}
+    groups: dict[tuple[str, bool], list[tuple[int, Case]]] = {}
     for i, raw in enumerate(cases):
         try:
             case = parse_case(raw, where=f"case {i + 1}")
             assert isinstance(raw, Mapping)
-            groups.setdefault(deployment_key(raw), []).append((i, case))
+            groups.setdefault((deployment_key(raw), case.draft_len == 0), []).append((i, case))
         except Exception as fault:
             answers[i] = fault if isinstance(fault, DraftlineError) else InternalError.of(fault)
-    for key, members in groups.items():
+    for (key, _), members in groups.items():
         try:
             dep = cached_resolve(key)
             _ = dep.memory
@@ -152,7 +152,7 @@ def _predict_group(dep: Deployment, asked: list[_Asked]) -> list[Prediction | Dr
     off = plain(dep)
     anchor = _anchor(dep, asked)
     load, load_off, saturated, saturated_off = _load(dep, off, asked, anchor)
-    served = serve(dep, concurrency=load, draft_len=d, acceptance_len=al, traffic=traffic, anchor=anchor)
+    served = serve(dep if d.any() or dep.k0_tier else off, concurrency=load, draft_len=d, acceptance_len=al, traffic=traffic, anchor=anchor)
     base = serve(off, concurrency=load_off, draft_len=0.0, acceptance_len=1.0, traffic=traffic, anchor=anchor)
     step, _ = np.broadcast_arrays(target_step(off, served.num_seqs, traffic, anchor), served.tpot_s)
     answers: list[Prediction | DraftlineError] = []

@@ -154,7 +154,7 @@ def off_deployment(q: Question) -> Deployment:
 def build(q: Question, off: Deployment) -> Run:
     """Deployments of every drafter asked for, evaluated over the whole grid."""
     traffic, contexts = _traffic(q)
-    anchor = anchor_of(off, case_of(q, n_gpus=off.layout.n_gpus, tp=off.layout.tp, dp=off.layout.dp)) if q.baseline else None
+    anchor = _anchor(q, off) if q.baseline else None
     run = Run(q, [Arm(None, None, off, None, 0)], [], contexts, traffic, anchor)
     if q.drafters is None:
         wanted = [{k: d[k] for k in ("kind", "model") if d.get(k)} for d in _one_per_kind(off, run)]
@@ -165,6 +165,21 @@ def build(q: Question, off: Deployment) -> Run:
     concurrency = run.concurrency
     run.grids = [evaluate(arm, concurrency, traffic, anchor) for arm in run.arms]
     return run
+
+
+def _anchor(q: Question, off: Deployment) -> Anchor:
+    """How the measured runs of this deployment correct the model; a run with drafts is priced with the drafter that it ran with."""
+    layout = {"n_gpus": off.layout.n_gpus, "tp": off.layout.tp, "dp": off.layout.dp}
+    case = case_of(q, **layout)
+    if not any(b.draft_len for b in case.baseline):
+        return anchor_of(off, case)
+    if q.drafters is None or len(q.drafters) != 1:
+        raise InputError(
+            "a baseline with drafts needs the one drafter that it ran with", where="plan: baseline",
+            got=f"{len(q.drafters or ())} drafters named", expected="one", hint="Name it alone, or give a baseline without speculation.",
+        )  # fmt: skip
+    drafting = case_of(q, **layout, drafter=dict(q.drafters[0]), draft_len=1)
+    return anchor_of(resolve(drafting), drafting)
 
 
 def _one_per_kind(off: Deployment, run: Run) -> list[dict[str, Any]]:

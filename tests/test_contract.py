@@ -13,6 +13,7 @@ import pytest
 from conftest import BASE, speculative
 
 from planner.cases import Prediction
+from planner.prediction import predict
 
 
 def draftline(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -137,3 +138,17 @@ def test_report_is_one_self_contained_page(tmp_path: Path) -> None:
     assert "Use EAGLE-3" in page and "Pareto front" in page and "Assumptions" in page
     tags = re.findall(r"<(?:script|link|img|iframe)[^>]*>", page)
     assert tags and not [t for t in tags if "http" in t], "nothing may be fetched"
+
+
+def test_a_plain_case_anchored_on_a_run_with_drafts_prices_that_run_with_its_drafter() -> None:
+    """A measured speculative run says how the machine differs from the model; its drafter's cost must not be booked as that difference."""
+    base: dict[str, Any] = {"model": "Qwen/Qwen3-8B", "gpu": "h100-sxm", "concurrency": 8, "input_len": 900, "output_len": 300}
+    drafts = {"drafter": {"kind": "eagle3"}, "acceptance": {"acceptance_len": 2.85, "at_draft_len": 3}}
+    spec = predict({**base, **drafts, "draft_len": 3})
+    plain = predict(base)
+    measured = [{"tpot_s": 1.4 * spec.tpot_s, "concurrency": 8, "draft_len": 3, "acceptance_len": 2.85}]
+    anchored = predict({**base, **drafts, "draft_len": 0, "baseline": measured})
+    assert anchored.tpot_s == pytest.approx(1.4 * plain.tpot_s, rel=0.01)
+    again = predict({**base, **drafts, "draft_len": 3, "baseline": measured})
+    assert again.tpot_s == pytest.approx(1.4 * spec.tpot_s, rel=1e-6)
+    assert anchored.capacity_seqs == plain.capacity_seqs

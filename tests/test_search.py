@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.errors import InputError
 from planner.planning import Plan, plan
 from planner.prediction import predict
 from planner.search import Cell, choose, pareto_front
@@ -213,3 +214,23 @@ def test_the_recommendation_names_a_gemm_step_that_decides() -> None:
     assert steps[128] > 1.2, steps
     assert "D=3 keeps 32 x 4 = 128 GEMM rows under the step at 128" in edges_of(dep, 32, 3)[0]
     assert "D=4 has 160 GEMM rows, past the step at 128" in edges_of(dep, 32, 4)[0]
+
+
+def test_a_plan_anchored_on_a_run_with_drafts_prices_that_run_with_its_drafter() -> None:
+    base: dict[str, Any] = {"concurrency": (8,), "input_len": 900, "output_len": 300, "acceptance": {"acceptance_len": 2.85, "at_draft_len": 3}}
+    drafters = ({"kind": "eagle3"},)
+    free = plan("Qwen/Qwen3-8B", "h100", drafters=drafters, **base)
+    point = next(p for p in free.points if p["drafter"] == "eagle3" and p["draft_len"] == 3)
+    measured = ({"tpot_s": 1.3 * point["tpot_s"], "concurrency": 8, "draft_len": 3, "acceptance_len": point["acceptance_len"]},)
+    anchored = plan("Qwen/Qwen3-8B", "h100", drafters=drafters, baseline=measured, **base)
+    for p, q in zip(free.points, anchored.points, strict=True):
+        assert q["tpot_s"] == pytest.approx(1.3 * p["tpot_s"], rel=1e-6)
+    with pytest.raises(InputError, match="the one drafter that it ran with"):
+        plan("Qwen/Qwen3-8B", "h100", baseline=measured, **base)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "dflash", "dspark"])
+def test_drafter_heads_run_on_gpus_without_bf16(kind: str) -> None:
+    """What a head never quantises computes in the device's own 16-bit dtype: fp16 on Volta."""
+    answer = plan("Qwen/Qwen3-8B", "v100", n_gpus=2, drafters=({"kind": kind},), concurrency=(1,))
+    assert any(p["drafter"] == kind and p["feasible"] for p in answer.points)
