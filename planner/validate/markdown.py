@@ -24,6 +24,8 @@ NOTES = {
 PUBLISHED = """What people who compared draft lengths measured, and what the planner says without any baseline of theirs. Sources leave much
 unsaid: what was assumed for each stands in tests/data/truth/published_cases.json. `call` compares only the sign of the gain. "no answer" under
 DFlash at 185k: the drafter's own cache does not fit beside the target's. Power caps are not answered: no option caps a GPU's clock."""
+MORE = """From more than one AL, by the shipped laws (fitted to these curves too). What a list says of larger D is the weakest: block drafters
+of another block are no truncation of each other, and beyond its trained block a drafter falls in ways that no list shows."""
 #: What may be behind the worst groups: guesses by whoever read them last, not findings.
 GUESSES = {
     "serving": "Guesses at causes: gpt-oss on B200 comes out 15-24 % slow at every load (MXFP4 experts, priced from tables of neighbouring formats);"
@@ -50,6 +52,7 @@ def accuracy_markdown(result: Mapping[str, Any]) -> str:
     parts += ["## Published comparisons", "", PUBLISHED, "", _rows(result["published"]), ""]
     parts += ["## Simple rules on the same sweeps", "", _rows(result["rules"]), ""]
     parts += ["## Acceptance carried to another D (sources left out)", "", _rows(result["acceptance"]), ""]
+    parts += [MORE, "", _rows(result["acceptance_more"]), ""]
     if "left_out" in result:
         parts += ["## Groups left out and re-fitted", "", _rows(result["left_out"]), ""]
     if "refitted" in result:

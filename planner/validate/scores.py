@@ -9,13 +9,17 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from planner.acceptance.survival import survival_from
 from planner.acceptance.transfer import leave_out_table
 from planner.cases import Prediction
+from planner.errors import InputError
 from planner.kernel_cases import kernel_time
 from planner.prediction import predict_many
 from planner.validate.published import published_rows
@@ -297,6 +301,32 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
+def carried_from_more(rows: Sequence[Mapping[str, Any]], most: int = 16) -> list[dict[str, Any]]:
+    """Acceptance carried from more than one AL, by the shipped laws: from two ALs to each other D of a curve, and from the per-position list
+    of one D to smaller and to larger D. Errors are the mean over a curve of |AL predicted / measured - 1|, then median and p90 over curves."""
+    found: dict[str, list[float]] = {"two ALs": [], "a list, to smaller D": [], "a list, to larger D": []}
+    for row in rows:
+        points = sorted((int(p["D"]), float(p["AL"]), p.get("per_position")) for p in row["points"] if p["D"] and p["D"] <= most)
+
+        def errors(form: Mapping[str, Any], to: Sequence[tuple[int, float, Any]], kind: str = row["drafter_kind"]) -> list[float]:
+            curve = survival_from(form, kind=kind, max_draft_len=most)
+            return [abs(float(curve.acceptance_len(d)) / al - 1.0) for d, al, _ in to]
+
+        by_source: dict[str, list[float]] = {name: [] for name in found}
+        for a, b in combinations(points, 2):
+            form = {"points": [{"draft_len": d, "acceptance_len": al} for d, al, _ in (a, b)]}
+            with suppress(InputError):  # two measured ALs that contradict each other are refused
+                by_source["two ALs"] += errors(form, [p for p in points if p not in (a, b)])
+        for d, _, rates in points:
+            if rates:
+                by_source["a list, to smaller D"] += errors({"survival_prob": list(rates)}, [p for p in points if p[0] < d])
+                by_source["a list, to larger D"] += errors({"survival_prob": list(rates)}, [p for p in points if p[0] > d])
+        for name, values in by_source.items():
+            if values:
+                found[name].append(float(np.mean(values)))
+    return [{"from": name, "curves": len(v), "median": float(np.median(v)), "p90": float(np.quantile(v, 0.9))} for name, v in found.items() if v]
+
+
 def validate_all(root: Path | None = None, *, refit: bool = False) -> dict[str, Any]:
     """Every score on the packaged rows. refit: also fit from defaults with groups left out (planner.calibrate)."""
     data = find_data(root)
@@ -311,6 +341,7 @@ def validate_all(root: Path | None = None, *, refit: bool = False) -> dict[str, 
         "published": published_rows(data),
         "rules": simple_rules(data),
         "acceptance": leave_out_table(_json_lines(data.truth / "al_transfer_dev.jsonl")),
+        "acceptance_more": carried_from_more(_json_lines(data.truth / "al_transfer_dev.jsonl")),
     }
     if refit:
         from planner.calibrate.engine import left_out
