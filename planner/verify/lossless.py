@@ -1,0 +1,48 @@
+"""Is speculative output what plain decoding says? Greedy: token by token. Ties in float arithmetic are named as such, not as equal or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from planner.verify.nets.transformer import Transformer
+
+#: Two logits this close are a tie: a pass over 1 + D rows and one over a single row sum in different orders (1e-6 of logits up to 30 was seen).
+TIE_LOGIT_GAP = 1e-3
+
+
+@dataclass(frozen=True)
+class Lossless:
+    """identical: sequences equal to plain decoding; ties: those that part at two logits within `TIE_LOGIT_GAP`; wrong: (sequence, position, gap)."""
+
+    identical: int
+    ties: int
+    wrong: tuple[tuple[int, int, float], ...]
+
+    @property
+    def holds(self) -> bool:
+        return not self.wrong
+
+
+@torch.inference_mode()
+def compare_greedy(
+    target: Transformer, prompts: Sequence[Sequence[int]], plain: Sequence[Sequence[int]], speculative: Sequence[Sequence[int]]
+) -> Lossless:
+    """Compare outputs of the same prompts; where two part, the target's own logits after the common prefix decide whether it was a tie."""
+    identical, ties, wrong = 0, 0, []
+    for row, (prompt, expected, got) in enumerate(zip(prompts, plain, speculative, strict=True)):
+        at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b), None)
+        if at is None:
+            identical += 1
+            continue
+        prefix = torch.tensor([[*prompt, *expected[:at]]], device=target.embed_tokens.weight.device)
+        final = target(prefix, torch.arange(prefix.shape[1], device=prefix.device)[None]).final[0, -1]
+        logits = target.logits(final)
+        gap = abs(float(logits[expected[at]] - logits[got[at]]))
+        if gap <= TIE_LOGIT_GAP:
+            ties += 1
+        else:
+            wrong.append((row, at, gap))
+    return Lossless(identical, ties, tuple(wrong))

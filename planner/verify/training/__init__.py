@@ -1,0 +1,1 @@
+"""How the shipped family was made: `python -m planner.verify.training --help`."""
