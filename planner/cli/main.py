@@ -12,6 +12,7 @@ import typer
 
 from planner.cli.acceptance import acceptance_app
 from planner.cli.calibrate import calibrate
+from planner.cli.verify import verify
 from planner.errors import DraftlineError, InfeasibleError
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
 
 app.add_typer(acceptance_app, name="acceptance")
 app.command()(calibrate)
+app.command()(verify)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")]

@@ -1,0 +1,232 @@
+"""What a round of the built-in engine costs on this machine: a measured profile, the engine's own overheads, then the planner's own model.
+
+Kernels are measured alone (`microbench`, the shapes of these networks). What their sum misses (dispatch, norms, rotation, cache writes, the
+sampler) is fitted per drafter kind, by non-negative least squares on relative error, to a few calibration arms: off, the shortest and the
+longest draft, each at the smallest and largest batch, on text that no verification arm uses. All other arms are predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu_profiles.schema import GpuProfile
+from planner.cases import Case
+from planner.deployment import Deployment, resolve
+from planner.round import round_time
+from planner.verify.arms import Arm, Visit, round_seconds
+from planner.verify.builtin import TARGETS
+from planner.verify.family import BLOCK, BLOCK_SIZE, EXTERNAL, HEAD, TARGET
+from planner.verify.hf_export import llama_config
+
+#: Rows of a pass that the family meets: batch 1 to 8 times 1 + D of 1 to 9.
+ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 40, 64, 72, 128)
+HELD_OUT_ROWS = (6, 12, 33)
+#: Fitted terms of a plain step, and those that a drafter adds.
+STEP_TERMS = ("per_step_s", "per_layer_s", "per_seq_s")
+IN_DRAFT = ("per_draft_pass_s", "lookup_base_s", "lookup_per_seq_s")
+IN_REST = ("per_round_s", "per_verified_token_s")
+DRAFT_TERMS = (*IN_DRAFT, *IN_REST)
+
+
+def target_config(target: str) -> dict[str, Any]:
+    """The target's config.json; widened MLPs included."""
+    units = TARGETS[target]
+    return llama_config(TARGET if units is None else replace(TARGET, intermediate_size=units))
+
+
+def drafter_object(kind: str | None, match_prob: float | None = None) -> dict[str, Any] | None:
+    """The `drafter` of a case for a drafter of the family."""
+    match kind:
+        case None:
+            return None
+        case "external":
+            return {"kind": kind, "model": llama_config(EXTERNAL)}
+        case "dflash" | "dspark":
+            return {"kind": kind, "layers": BLOCK.num_hidden_layers, "hidden_size": BLOCK.hidden_size, "block": BLOCK_SIZE}
+        case "eagle3" | "mtp":
+            return {"kind": kind, "layers": 1, "hidden_size": HEAD.hidden_size, "draft_vocab": HEAD.vocab_size}
+    return {"kind": kind} if match_prob is None else {"kind": kind, "match_prob": match_prob}
+
+
+def kernel_points(targets: Sequence[str]) -> list[Any]:
+    """Microbenchmark points: stream bandwidth, every matrix of the targets at the rows that occur, attention at their heads."""
+    from microbench.environment import cache_bytes
+    from microbench.plan import bandwidth_points, ordered, point
+
+    shapes = dict.fromkeys(shape for target in targets for shape in matrix_shapes(target))
+    points = [*bandwidth_points(cache_bytes())[:3], point("launch", 0, kind="tiny")]
+    for n, k in shapes:
+        points += [point("gemm", 3 if m in HELD_OUT_ROWS else 1, m in HELD_OUT_ROWS, dtype="fp32", m=m, n=n, k=k) for m in ROWS]
+    heads: dict[str, Any] = {"num_heads": TARGET.num_attention_heads, "num_kv_heads": TARGET.num_key_value_heads, "head_dim": TARGET.head_dim}
+    for seqs in (1, 8):
+        for query in (1, 2, 3, 5, 9):
+            held = query == 3
+            points += [
+                point("attention", 3 if held else 2, held, backend="sdpa", dtype="fp32", num_seqs=seqs, query_len=query, context_len=c, **heads)
+                for c in (128, 256)
+            ]
+    return ordered(points)
+
+
+def matrix_shapes(target: str, share: float = 1.0) -> list[tuple[int, int]]:
+    """(N, K) of a target's matrices, the largest first, down to those that together hold `share` of its weights."""
+    case = Case.model_validate({"model": target_config(target), "gpu": "h100-sxm", "engine": "ideal", "context_len": 128, "concurrency": 1})
+    sizes = {(int(s.n), int(s.k)): float(s.n * s.k * count) for _, s, count in resolve(case).plan.gemms}
+    found, held = [], 0.0
+    for shape, size in sorted(sizes.items(), key=lambda item: -item[1]):
+        if held < share * sum(sizes.values()):
+            found.append(shape)
+        held += size
+    return found
+
+
+def measure_kernels(targets: Sequence[str], budget_s: float, raw: Path) -> list[dict[str, Any]]:
+    """Records of the microbenchmark; an unfinished raw file is gone on with."""
+    from microbench.session import Settings, run
+
+    return list(run(Settings(device="cpu", budget_s=budget_s, dtypes=("fp32",), points=kernel_points(targets), passes=2), raw).records)
+
+
+def profile_of(records: Sequence[Mapping[str, Any]], target: str) -> GpuProfile:
+    """This machine as a target sees it: GEMM numbers from the matrices that hold nine tenths of its weights, since one curve over rows serves all
+    and wide matrices climb from one row to three more steeply than square ones."""
+    from planner.calibrate.bench import fit_profile
+
+    own = set(matrix_shapes(target, 0.9))
+    kept = [r for r in records if r.get("op") != "gemm" or r.get("kind") != "point" or (r["args"]["n"], r["args"]["k"]) in own]
+    return fit_profile(kept).profile
+
+
+def deployment(profile: GpuProfile, folder: Path, target: str, kind: str | None, match_prob: float | None = None) -> Deployment:
+    """A target and a drafter of the family on this machine's profile."""
+    return resolve(Case.model_validate(case_of(write_profile(profile, folder), target, kind, match_prob) | {"context_len": 1, "concurrency": 1}))
+
+
+def case_of(profile_path: Path, target: str, kind: str | None, match_prob: float | None = None) -> dict[str, Any]:
+    """The deployment part of a case."""
+    return {"model": target_config(target), "gpu": str(profile_path), "engine": "builtin", "drafter": drafter_object(kind, match_prob)}
+
+
+def profile_text(profile: GpuProfile) -> str:
+    """The profile as a file that `--gpu` takes."""
+    from planner.calibrate import bench
+
+    return bench.profile_text(profile)
+
+
+def write_profile(profile: GpuProfile, folder: Path) -> Path:
+    """`folder`/ID.json."""
+    from microbench.store import write_atomic
+
+    path = folder / f"{profile.id}.json"
+    write_atomic(path, profile_text(profile))
+    return path
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A calibration arm as timed: seconds of a round and the mean context of its passes."""
+
+    arm: Arm
+    visits: tuple[Visit, ...]
+    context_len: float
+
+    @property
+    def round_s(self) -> float:
+        return round_seconds(self.visits)
+
+    @property
+    def draft_frac(self) -> float:
+        """Share of a round that goes into drafting."""
+        return sum(v.draft_s for v in self.visits) / sum(v.total_s for v in self.visits)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A round under an engine that adds nothing, drafting and the rest apart, and the derivatives of both by each overhead (by name)."""
+
+    draft_s: float
+    rest_s: float
+    by_draft: Mapping[str, float]
+    by_rest: Mapping[str, float]
+
+
+def terms(dep: Deployment, arm: Arm, context_len: float, names: Sequence[str] = (*STEP_TERMS, *DRAFT_TERMS)) -> Terms:
+    """The planner's own round for an arm. It is linear in the overheads, so a unit of each gives its derivative."""
+    from planner.calibrate.engine import with_overheads
+
+    def seconds(**overheads: float) -> tuple[float, float]:
+        r = round_time(with_overheads(dep, **overheads), arm.num_seqs, context_len, arm.draft_len)
+        return float(r.draft_s), float(r.verify_s + r.overhead_s)
+
+    draft_s, rest_s = seconds()
+    units = {name: seconds(**{name: 1.0}) for name in names}
+    return Terms(draft_s, rest_s, {k: d - draft_s for k, (d, _) in units.items()}, {k: r - rest_s for k, (_, r) in units.items()})
+
+
+def solve(rows: Sequence[tuple[float, float, Sequence[float]]]) -> list[float]:
+    """Non-negative overheads from (measured, bare, derivatives), weighing relative errors alike."""
+    from scipy.optimize import nnls
+
+    matrix = np.array([np.asarray(d) / measured for measured, _, d in rows])
+    wanted = np.array([(measured - bare) / measured for measured, bare, _ in rows])
+    return [float(x) for x in nnls(matrix, wanted)[0]]
+
+
+class Fitter:
+    """Overheads from timed arms; deployments are resolved once."""
+
+    def __init__(self, profile: GpuProfile, folder: Path) -> None:
+        self.profile, self.folder = profile, folder
+        self.deployments: dict[tuple[str, str | None], Deployment] = {}
+
+    def deployment(self, target: str, kind: str | None) -> Deployment:
+        if (target, kind) not in self.deployments:
+            self.deployments[target, kind] = deployment(self.profile, self.folder, target, kind)
+        return self.deployments[target, kind]
+
+    def terms(self, s: Seen) -> Terms:
+        return terms(self.deployment(s.arm.target, s.arm.drafter), s.arm, s.context_len)
+
+    def step(self, seen: Sequence[Seen]) -> dict[str, float]:
+        """Every engine number, those of a plain step fitted to the arms that are off, the others zero."""
+        off = [s for s in seen if s.arm.drafter is None]
+        rows = [(s.round_s, t.rest_s, [t.by_rest[n] for n in STEP_TERMS]) for s, t in ((s, self.terms(s)) for s in off)]
+        zero = dict.fromkeys(self.deployment(off[0].arm.target, None).engine.overheads, 0.0)
+        return zero | {"kernel_scale": 1.0} | dict(zip(STEP_TERMS, solve(rows), strict=True))
+
+    def draft(self, seen: Sequence[Seen], step: Mapping[str, float]) -> dict[str, float]:
+        """What drafting adds to `step`: the time of drafting and that of the rest of a round are fitted apart, each to its own terms."""
+        drafting, verifying = [], []
+        for s, t in ((s, self.terms(s)) for s in seen):
+            draft_s = s.draft_frac * s.round_s
+            plain = t.rest_s + sum(t.by_rest[name] * step[name] for name in STEP_TERMS)
+            if draft_s > 0:
+                drafting.append((draft_s, t.draft_s, [t.by_draft[n] for n in IN_DRAFT]))
+            verifying.append((s.round_s - draft_s, plain, [t.by_rest[n] for n in IN_REST]))
+        fitted = dict(zip(IN_DRAFT, solve(drafting), strict=True)) if drafting else {}
+        return dict(step) | fitted | dict(zip(IN_REST, solve(verifying), strict=True))
+
+
+def fit_overheads(profile: GpuProfile, folder: Path, seen: Sequence[Seen], kinds: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Engine numbers by drafter kind (key "off": without one)."""
+    fitter = Fitter(profile, folder)
+    step = fitter.step(seen)
+    return {"off": step} | {kind: fitter.draft([s for s in seen if s.arm.drafter == kind], step) for kind in kinds}
+
+
+def shared_overheads(profile: GpuProfile, folder: Path, seen: Sequence[Seen]) -> dict[str, float]:
+    """One set of engine numbers for all drafter kinds."""
+    fitter = Fitter(profile, folder)
+    return fitter.draft([s for s in seen if s.arm.drafter is not None], fitter.step(seen))
+
+
+def with_engine(profile: GpuProfile, kind: str, overheads: Mapping[str, float]) -> GpuProfile:
+    """The machine's profile with the engine's numbers for one drafter kind inside, as `calibrate --from-bench` writes them."""
+    calibration = dict(profile.calibration or {}) | {"overheads": {"builtin": dict(overheads)}}
+    return replace(profile, id=f"{profile.id}-{kind}", calibration=calibration)

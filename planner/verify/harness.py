@@ -1,0 +1,270 @@
+"""The verification run on the built-in engine: calibrate, read acceptance, visit the arms interleaved, compare. Each step is on disk first."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.draft import LOOKUP
+from planner.errors import InputError
+from planner.prediction import predict
+from planner.verify import costs
+from planner.verify.arms import Arm, Measured, Visit, match_prob, measure, survival_prob
+from planner.verify.builtin import Builtin
+from planner.verify.compare import Predicted, Report, choices
+from planner.verify.family import KINDS, Family, load_family
+from planner.verify.prompts import PromptSet
+
+#: Text that only calibration decodes.
+CALIBRATION = "calibration"
+#: Visits of an arm, so that a disturbed one is outvoted.
+FEWEST_VISITS = 3
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a run covers. A block is (target, workloads, batches, kinds); every block has its off arms, one of them twice."""
+
+    blocks: tuple[tuple[str, tuple[str, ...], tuple[int, ...], tuple[str, ...]], ...]
+    draft_lens: tuple[int, ...] = (1, 2, 4, 8)
+    output_len: int = 32
+    prompts: int = 8
+    passes: int = 1
+    """Every group of prompts is visited that often, and no arm less than `FEWEST_VISITS` times."""
+    kernel_budget_s: float = 60.0
+
+    def arms(self) -> list[Arm]:
+        out = []
+        for target, workloads, batches, kinds in self.blocks:
+            for workload in workloads:
+                for n in batches:
+                    out += [Arm(target, workload, n), Arm(target, workload, n, copy=1)]
+                    out += [Arm(target, workload, n, kind, d) for kind in kinds for d in self.draft_lens]
+        return out
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(b[0] for b in self.blocks))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(k for b in self.blocks for k in b[3]))
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        return tuple(sorted({n for b in self.blocks for n in b[2]}))
+
+
+#: `draftline verify --engine builtin`, under ten minutes on two cores.
+DEFAULT = Spec((("small", ("code", "structured"), (1, 8), KINDS), ("inflated", ("code",), (1,), ("external", "eagle3", "dflash"))))
+#: `--full`, under an hour.
+FULL = Spec(
+    (
+        ("small", ("code", "prose", "structured"), (1, 2, 8), KINDS),
+        ("inflated", ("code", "structured"), (1,), ("external", "eagle3", "dflash", "ngram")),
+    ),
+    draft_lens=(1, 2, 3, 4, 6, 8), kernel_budget_s=120.0,
+)  # fmt: skip
+
+
+class Journal:
+    """JSON lines on disk: what is there is not done again."""
+
+    def __init__(self, path: Path, spec: Spec) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    self.rows.append(json.loads(line))
+                except ValueError:
+                    break  # the last line of a run that was killed while writing
+        wanted = json.loads(json.dumps(asdict(spec)))
+        if self.rows and self.rows[0].get("spec") != wanted:
+            raise InputError("holds another run", where=str(path), expected="the same arms, draft lengths and prompts", hint="Choose another --out.")
+        path.write_text("".join(json.dumps(r) + "\n" for r in self.rows), encoding="utf-8")
+        if not self.rows:
+            self.add({"spec": wanted})
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(row) + "\n")
+
+    def visits(self, stage: str) -> dict[Arm, dict[int, Visit]]:
+        """Visits of a stage by arm and number, at the machine's usual speed over the whole run."""
+        usual_s = self.usual_reference_s()
+        out: dict[Arm, dict[int, Visit]] = defaultdict(dict)
+        for r in self.rows:
+            if r.get("stage") == stage:
+                out[Arm(**r["arm"])][r["index"]] = Visit.from_json(r["visit"]).at_reference(usual_s)
+        return out
+
+    def usual_reference_s(self) -> float:
+        seen = [r["visit"]["reference_s"] for r in self.rows if "visit" in r]
+        return float(np.median(seen)) if seen else 1.0
+
+    def reference_spread(self) -> tuple[float, float]:
+        """10th and 90th percentile of the machine's speed over its median."""
+        seen = [r["visit"]["reference_s"] for r in self.rows if "visit" in r]
+        low, high = np.quantile(seen, [0.1, 0.9]) / np.median(seen)
+        return float(low), float(high)
+
+
+@dataclass
+class Harness:
+    """One run in one folder."""
+
+    spec: Spec
+    folder: Path
+    prompts: PromptSet
+    progress: Progress
+
+    def run(self) -> Report:
+        """Do what is not done yet, then compare."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        family = load_family()
+        self.engine = self._engine(family)
+        self.journal = Journal(self.folder / "visits.jsonl", self.spec)
+        self.progress("kernels", 0, 1)
+        records = costs.measure_kernels(self.spec.targets, self.spec.kernel_budget_s, self.folder / "kernels.raw.jsonl")
+        self.profiles = {target: costs.profile_of(records, target) for target in self.spec.targets}
+        self._stage(CALIBRATION, self._calibration_arms())
+        self._stage("acceptance", self._acceptance_arms())
+        self._stage("arms", self.spec.arms())
+        return self._report()
+
+    def _engine(self, family: Family) -> Builtin:
+        workloads = {w for b in self.spec.blocks for w in b[1]}
+        chosen = {w: [family.encode(t) for t in self.prompts.take(w, self.spec.prompts)] for w in workloads}
+        chosen[CALIBRATION] = [family.encode(t) for t in self.prompts.others(self.spec.prompts, max(self.spec.batches))]
+        self.context_len = {w: round(sum(map(len, rows)) / len(rows) + self.spec.output_len / 2) for w, rows in chosen.items()}
+        return Builtin(family, chosen, self.spec.output_len, self.spec.targets)
+
+    def _calibration_arms(self) -> list[Arm]:
+        """Off, and the shortest and longest draft, at the smallest and largest batch of each target."""
+        out = []
+        for target, _, batches, kinds in self.spec.blocks:
+            for n in sorted({min(batches), max(batches)}):
+                out.append(Arm(target, CALIBRATION, n))
+                out += [Arm(target, CALIBRATION, n, k, d) for k in kinds for d in sorted({min(self.spec.draft_lens), max(self.spec.draft_lens)})]
+        return out
+
+    def _acceptance_arms(self) -> list[Arm]:
+        """Acceptance is read once per workload and kind, at the longest draft; the widths below it are predicted from that."""
+        pairs = {(w, k): max(b[2]) for b in self.spec.blocks for w in b[1] for k in b[3]}
+        return [Arm(self.spec.targets[0], w, n, k, max(self.spec.draft_lens)) for (w, k), n in pairs.items()]
+
+    def _stage(self, stage: str, arms: Sequence[Arm]) -> None:
+        """Visit every group of prompts of every arm, in a new random order each cycle; what the journal holds is skipped."""
+        done = self.journal.visits(stage)
+        cycles: dict[int, list[tuple[Arm, int]]] = defaultdict(list)
+        for arm in arms:
+            groups = self.engine.groups(arm)
+            count = {CALIBRATION: FEWEST_VISITS, "acceptance": groups}.get(stage, max(groups, FEWEST_VISITS) * self.spec.passes)
+            for index in range(count):
+                if index not in done.get(arm, {}):
+                    cycles[index].append((arm, index))
+        total = sum(map(len, cycles.values()))
+        count = 0
+        warmed: set[Arm] = set()
+        for index in sorted(cycles):
+            random.Random(f"{stage} {index}").shuffle(cycles[index])
+            for arm, at in cycles[index]:
+                if arm not in warmed:
+                    self.engine.warm(arm)
+                    warmed.add(arm)
+                visit, verdict = self.engine.visit(arm, at)
+                row = {"stage": stage, "arm": asdict(arm), "index": at, "visit": visit.to_json()}
+                self.journal.add(row if verdict is None else row | {"lossless": asdict(verdict)})
+                count += 1
+                self.progress(stage, count, total)
+
+    def _profiles(self) -> dict[tuple[str, str], Path]:
+        """A profile file for each target and drafter kind ("off": without one), the engine's calibrated numbers inside."""
+        by_target: dict[str, list[costs.Seen]] = defaultdict(list)
+        for arm, visits in self.journal.visits(CALIBRATION).items():
+            by_target[arm.target].append(costs.Seen(arm, tuple(visits.values()), self.context_len[CALIBRATION]))
+        out = {}
+        for target, seen in by_target.items():
+            kinds = dict.fromkeys(s.arm.drafter for s in seen if s.arm.drafter is not None)
+            for kind, numbers in costs.fit_overheads(self.profiles[target], self.folder, seen, tuple(kinds)).items():
+                profile = costs.with_engine(self.profiles[target], f"{target}-{kind}", numbers)
+                out[target, kind] = costs.write_profile(profile, self.folder)
+        return out
+
+    def predict_all(self) -> dict[Arm, Predicted]:
+        """The planner's answer for each arm, from the calibration stages alone."""
+        paths = self._profiles()
+        longest = max(self.spec.draft_lens)
+        survival: dict[tuple[str, str], list[float]] = {}
+        matches: dict[tuple[str, str], float] = {}
+        for arm, visits in self.journal.visits("acceptance").items():
+            lookup = arm.drafter in LOOKUP  # with match_prob given, the planner takes acceptance as that of the rounds that draft
+            survival[arm.workload, str(arm.drafter)] = survival_prob(list(visits.values()), longest, of_drafting=lookup)
+            matches[arm.workload, str(arm.drafter)] = match_prob(list(visits.values()))
+        out = {}
+        for arm in self.spec.arms():
+            kind, key = arm.drafter, (arm.workload, str(arm.drafter))
+            rates, match = survival.get(key, []), None
+            if kind in LOOKUP:  # a round of this engine is as wide as its longest draft: it is plain only if no sequence found a match
+                match = 1.0 - (1.0 - matches[key]) ** arm.num_seqs
+                rates = [s * matches[key] / match for s in rates] if match else rates
+            case = costs.case_of(paths[arm.target, kind or "off"], arm.target, kind, match)
+            case |= {"concurrency": arm.num_seqs, "context_len": self.context_len[arm.workload], "draft_len": arm.draft_len}
+            if kind is not None:
+                case["acceptance"] = {"survival_prob": rates}
+            p = predict(case)
+            out[arm] = Predicted(
+                p.acceptance_len, p.round_s, p.draft_s, p.verify_s, p.overhead_s, p.tpot_s, p.tokens_per_s, p.speedup, p.speedup_low, p.speedup_high
+            )  # fmt: skip
+        return out
+
+    def _report(self) -> Report:
+        measured: dict[Arm, Measured] = {a: measure(a, list(v.values())) for a, v in self.journal.visits("arms").items()}
+        predicted = self.predict_all()
+        checked = [r["lossless"] for r in self.journal.rows if "lossless" in r]
+        same, ties = (sum(c[k] for c in checked) for k in ("identical", "ties"))
+        wrong = sum(len(c["wrong"]) for c in checked)
+        detail = f"{same} outputs identical, {ties} part at a tie of two logits, {wrong} wrong" if checked else ""
+        order = {a: i for i, a in enumerate(self.spec.arms())}
+        measured = dict(sorted(measured.items(), key=lambda item: order[item[0]]))
+        return Report("builtin", measured, predicted, choices(measured, predicted), wrong == 0 if checked else None, detail, self._notes())
+
+    def _notes(self) -> tuple[str, ...]:
+        longest = max(self.spec.draft_lens)
+        low, high = self.journal.reference_spread()
+        return (
+            f"fixed work beside every visit took {low:.2f} to {high:.2f} of its median time (10th to 90th percentile); times are scaled by it",
+            "times are CPU time of one thread (what neighbours take does not count); every output has a fixed length, end-of-text ignored; greedy",
+            f"acceptance was read at D = {longest} on the same prompts, lower D are predicted from it; costs were calibrated on other prompts,"
+            f" off and D = {min(self.spec.draft_lens)} and {longest}",
+        )
+
+    def recalibrated(self) -> str:
+        """The machine's profile with one set of engine numbers from every arm of this run's first target, drafters together."""
+        target = self.spec.targets[0]
+        seen = [
+            costs.Seen(arm, tuple(v.values()), self.context_len[arm.workload])
+            for arm, v in self.journal.visits("arms").items()
+            if arm.target == target
+        ]
+        overheads = costs.shared_overheads(self.profiles[target], self.folder, seen)
+        return costs.profile_text(costs.with_engine(self.profiles[target], "verified", overheads))
+
+
+def verify_builtin(spec: Spec, folder: Path, prompts: PromptSet, progress: Progress, recalibrate: Path | None = None) -> Report:
+    """Run (or go on with) a verification on the built-in engine; `recalibrate` also gets a profile of what it saw."""
+    harness = Harness(spec, folder, prompts, progress)
+    report = harness.run()
+    if recalibrate is not None:
+        recalibrate.write_text(harness.recalibrated(), encoding="utf-8")
+    return report

@@ -1,0 +1,227 @@
+"""The harness: statistics of arms, choices and gaps, the journal, the page; a small run from end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from planner.cli.main import app
+from planner.errors import InputError
+from planner.report import verification
+from planner.verify import costs, harness
+from planner.verify.arms import Arm, Measured, Visit, drift_frac, match_prob, measure, survival_prob
+from planner.verify.compare import Predicted, Report, choices, gap
+from planner.verify.prompts import PromptSet, builtin_prompt_set, read_prompts
+
+OFF = Arm("small", "code", 1)
+AGAIN = Arm("small", "code", 1, copy=1)
+D2, D4 = (Arm("small", "code", 1, "eagle3", d) for d in (2, 4))
+
+
+def visit(rounds: int = 10, accepted: int = 15, seconds: float = 1.0) -> Visit:
+    return Visit(rounds, rounds, accepted, (rounds, rounds), (10, 5), 0.3 * seconds, 0.6 * seconds, 0.1 * seconds)
+
+
+def seen(rate: float, length: float = 2.0, round_s: float = 0.1) -> Measured:
+    return Measured(length, length, length, round_s, round_s, round_s, 0.03, 0.06, 0.01, round_s / length, rate, rate * 0.98, rate * 1.02, 3, 30)
+
+
+def said(rate: float, length: float = 2.0, round_s: float = 0.1) -> Predicted:
+    return Predicted(length, round_s, 0.03, 0.06, 0.01, round_s / length, rate, 1.0, 0.9, 1.1)
+
+
+def test_an_arms_numbers_pool_acceptance_and_outvote_a_disturbed_visit() -> None:
+    arm = dataclasses.replace(D2, num_seqs=4)
+    m = measure(arm, [visit(), visit(20, 20, 3.0), visit(10, 10, 9.0)])
+    assert m.acceptance_len == pytest.approx(1 + 45 / 40)
+    assert m.round_s == pytest.approx(3.0 / 20)  # the median of 0.1, 0.15 and 0.9
+    assert m.tpot_s == pytest.approx(m.round_s / m.acceptance_len)
+    assert m.tokens_per_s == pytest.approx(4 * m.acceptance_len / m.round_s)
+    assert m.draft_s + m.verify_s + m.rest_s == pytest.approx(m.round_s)
+    assert m.tokens_per_s_low <= m.tokens_per_s <= m.tokens_per_s_high
+    with pytest.raises(ValueError, match="never visited"):
+        measure(arm, [])
+
+
+def test_survival_counts_rounds_without_a_draft_as_not_accepted() -> None:
+    visits = [Visit(10, 10, 8, (4, 4), (4, 4), 0, 1, 0), Visit(10, 10, 2, (2, 1), (1, 1), 0, 1, 0)]
+    assert survival_prob(visits, 2) == [0.25, 0.25]
+    assert survival_prob(visits, 2, of_drafting=True) == [pytest.approx(5 / 6), pytest.approx(5 / 6)]
+    assert match_prob(visits) == pytest.approx(0.3)
+
+
+def test_a_visit_survives_its_file() -> None:
+    assert Visit.from_json(json.loads(json.dumps(visit().to_json()))) == visit()
+
+
+def test_regret_is_what_the_recommended_draft_length_loses() -> None:
+    measured = {OFF: seen(100), AGAIN: seen(103), D2: seen(120), D4: seen(150)}
+    predicted = {OFF: said(100), AGAIN: said(100), D2: said(140), D4: said(130)}
+    (choice,) = choices(measured, predicted)
+    assert (choice.recommended_draft_len, choice.best_draft_len) == (2, 4)
+    assert choice.regret_frac == pytest.approx(0.2) and choice.on_off_right and choice.noise_frac == pytest.approx(0.03)
+    off = choices(measured, predicted | {D2: said(90), D4: said(80)})[0]
+    assert off.recommended_draft_len == 0 and off.regret_frac == pytest.approx(1 / 3) and not off.on_off_right
+    assert drift_frac(measured) == {"small/code/1": pytest.approx(0.03)}
+
+
+def test_a_gap_is_acceptance_or_cost() -> None:
+    assert gap(said(1, length=3.0), seen(1, length=2.0))["why"] == "acceptance"
+    slow = gap(dataclasses.replace(said(1), round_s=0.2, verify_s=0.16), seen(1))
+    assert slow["why"] == "cost: verify and the rest" and slow["cost_log"] == pytest.approx(-math.log(2))
+    draft = gap(dataclasses.replace(said(1), round_s=0.15, draft_s=0.08), seen(1))
+    assert draft["why"] == "cost: draft"
+    assert draft["tokens_per_s_log"] == pytest.approx(draft["acceptance_log"] + draft["cost_log"])
+
+
+@pytest.fixture
+def report() -> Report:
+    measured = {OFF: seen(100, 1.0), AGAIN: seen(103, 1.0), D2: seen(120), D4: seen(150)}
+    predicted = {OFF: said(100, 1.0), AGAIN: said(100, 1.0), D2: said(140), D4: said(130)}
+    return Report("builtin", measured, predicted, choices(measured, predicted), True, "12 outputs identical", ("a note",))
+
+
+def test_json_keeps_the_contract(report: Report) -> None:
+    out = report.to_json()
+    for key in ("cells", "mean_regret_frac", "max_regret_frac", "on_off_right_frac", "al_error_median", "round_error_median", "lossless"):
+        assert key in out
+    cell = next(c for c in out["cells"] if c["draft_len"] == 4)
+    for side in ("measured", "predicted"):
+        for key in ("acceptance_len", "round_s", "tpot_s", "tokens_per_s", "speedup"):
+            assert key in cell[side], (side, key)
+    assert cell["measured"]["speedup"] == pytest.approx(1.5)
+    assert cell["measured"]["speedup_low"] < 1.5 < cell["measured"]["speedup_high"]
+    assert json.loads(json.dumps(out, allow_nan=False)) == out
+
+
+def test_text_fits_80_columns_and_the_page_holds_every_arm(report: Report) -> None:
+    out = report.to_json()
+    text = verification.text(out)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "20.0 %" in text and "identical" in text
+    page = verification.html(out)
+    assert page.count("<tr>") == 2 + 1 + 4 and "src=" not in page.split("<main>")[0]
+    assert "OUTPUTS DIFFER" in verification.headline({**out, "lossless": False})
+    assert "not checked" in verification.headline({**out, "lossless": None, "lossless_detail": ""})
+
+
+# ---- prompts -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "rows"),
+    [
+        ('{"question_id": 1, "category": "coding", "turns": ["a", "b"]}\n{"category": "qa", "turns": ["c"]}\n', [("coding", "a"), ("qa", "c")]),
+        ('[{"id": "x", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}]', [("prompts", "hi")]),
+        ('{"prompt": "p", "category": "code"}\n', [("code", "p")]),
+        ('{"messages": [{"role": "user", "content": "m"}]}', [("prompts", "m")]),
+        ("one line\nanother line\n", [("prompts", "one line"), ("prompts", "another line")]),
+    ],
+)
+def test_prompt_files_are_recognised_by_content(tmp_path: Path, content: str, rows: list[tuple[str, str]]) -> None:
+    (tmp_path / "p").write_text(content)
+    assert list(read_prompts(tmp_path / "p").rows) == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "no prompts"),
+        ('{"prompt": "a"}\n{broken', "line 2"),
+        ('{"category": "x"}', "no prompt text"),
+        ("[1]", "not a prompt"),
+        ("[{", "not valid JSON"),
+    ],
+)
+def test_bad_prompt_files_name_the_place(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "p").write_text(content)
+    with pytest.raises(InputError, match=words):
+        read_prompts(tmp_path / "p")
+
+
+def test_calibration_text_is_not_verification_text() -> None:
+    prompts = builtin_prompt_set()
+    used = {t for c in prompts.counts() for t in prompts.take(c, 8)}
+    assert not used.intersection(prompts.others(8, 8))
+    with pytest.raises(InputError, match="no prompts of this category"):
+        PromptSet((("code", "x"),), "file").take("prose", 1)
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------------------
+
+TINY = harness.Spec((("small", ("structured",), (1, 2), ("eagle3", "ngram")),), draft_lens=(1, 4), output_len=8, prompts=2, kernel_budget_s=8.0)
+
+
+def test_a_small_run_from_end_to_end(tmp_path: Path) -> None:
+    """Real engine, real clocks: what is asserted is that every part is there and consistent, not how fast this machine is."""
+    steps: list[str] = []
+    progress = lambda what, done, total: steps.append(what)
+    out = tmp_path / "profile.json"
+    report = harness.verify_builtin(TINY, tmp_path / "run", builtin_prompt_set(), progress, out)
+    result = report.to_json()
+    assert len(result["cells"]) == 2 * (2 + 2 * 2) and len(result["choices"]) == 4
+    assert report.lossless is True and "wrong" in report.lossless_detail
+    assert {"kernels", "calibration", "acceptance", "arms"} <= set(steps)
+    for arm, p in report.predicted.items():
+        assert p.round_s > 0 and 1.0 <= p.acceptance_len <= 1 + arm.draft_len
+        assert p.round_s == pytest.approx(p.draft_s + p.verify_s + p.overhead_s, rel=0.01)
+    longest = [a for a in report.measured if a.draft_len == 4 and a.num_seqs == 2]
+    assert all(report.predicted[a].acceptance_len == pytest.approx(report.measured[a].acceptance_len, rel=1e-6) for a in longest)
+    assert json.loads(out.read_text())["calibration"]["overheads"]["builtin"]
+
+    visits = (tmp_path / "run" / "visits.jsonl").read_text()
+    before = len(steps)
+    again = harness.verify_builtin(TINY, tmp_path / "run", builtin_prompt_set(), progress)
+    assert set(steps[before:]) <= {"kernels"} and again.measured == report.measured and again.lossless is True
+
+    (tmp_path / "run" / "visits.jsonl").write_text("\n".join(visits.splitlines()[:-3]) + '\n{"stage": "arms", "a')
+    resumed = harness.verify_builtin(TINY, tmp_path / "run", builtin_prompt_set(), progress)
+    assert resumed.measured.keys() == report.measured.keys()
+
+    with pytest.raises(InputError, match="another run"):
+        harness.verify_builtin(dataclasses.replace(TINY, output_len=9), tmp_path / "run", builtin_prompt_set(), progress)
+
+
+def test_overheads_are_recovered_from_times_that_follow_the_model(tmp_path: Path) -> None:
+    """Synthetic times with known overheads: the fit must return what the planner's own model needs to reproduce them."""
+    profile = costs.profile_of(costs.measure_kernels(("small",), 8.0, tmp_path / "raw.jsonl"), "small")
+    truth = {"per_step_s": 4e-4, "per_layer_s": 2e-4, "per_seq_s": 5e-5, "per_draft_pass_s": 8e-4, "per_verified_token_s": 3e-5}
+    arms = [Arm("small", "x", n) for n in (1, 4, 8)] + [Arm("small", "x", n, "eagle3", d) for n in (1, 8) for d in (1, 8)]
+
+    def priced(arm: Arm, numbers: Mapping[str, float]) -> tuple[float, float]:
+        t = costs.terms(costs.deployment(profile, tmp_path, "small", arm.drafter), arm, 150)
+        draft_s = t.draft_s + sum(d * numbers.get(n, 0.0) for n, d in t.by_draft.items())
+        return draft_s, t.rest_s + sum(d * numbers.get(n, 0.0) for n, d in t.by_rest.items())
+
+    seen = [costs.Seen(a, (Visit(1, a.num_seqs, 0, (1,), (0,), *priced(a, truth), 0.0),), 150) for a in arms]
+    found = costs.fit_overheads(profile, tmp_path, seen, ("eagle3",))["eagle3"]
+    for arm in arms:
+        for got, wanted in zip(priced(arm, found), priced(arm, truth), strict=True):
+            assert got == pytest.approx(wanted, rel=0.02, abs=1e-9), arm.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--engine", "nonsense"], "unknown engine"),
+        (["Qwen/Qwen3-8B"], "its own family"),
+        (["--drafter", "eagle9"], "unknown drafter kind"),
+        (["--drafter", "pard"], "no such drafter"),
+        (["--draft-lens", "1,12"], "blocks of 8 drafts"),
+        (["--draft-lens", "x"], "whole numbers"),
+        (["--workloads", "poetry"], "no prompts of this category"),
+        (["--output-len", "1"], "between 2 and 16384"),
+        (["--prompts", "no-such-file"], "cannot read the prompt file"),
+    ],
+)
+def test_bad_options_are_one_clear_error(tmp_path: Path, arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run"), *arguments])
+    assert result.exit_code == 2 or isinstance(result.exception, InputError)
+    assert words in (result.output + str(result.exception))
+    assert not (tmp_path / "run").exists()
