@@ -100,6 +100,5 @@ def check(result: dict[str, Any]) -> None:
             assert a["vllm_acceptance_len"] == pytest.approx(a["embedded_acceptance_len"], rel=0.05), a
 
 
-@pytest.mark.skipif(not RESULT.exists(), reason="no recorded run")
 def test_the_recorded_run_agrees() -> None:
     check(json.loads(RESULT.read_text()))
