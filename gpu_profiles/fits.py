@@ -80,6 +80,8 @@ def storage_keys(op: str, dtype: str) -> tuple[str, ...]:
         if weights in ("fp8", "int8"):
             return ("int8/bf16", "bf16")
         return ("mxfp4/bf16", "int4/bf16", "bf16") if weights in ("mxfp4", "nvfp4") else ("int4/bf16", "mxfp4/bf16", "bf16")
+    if act == "fp32":  # a CPU whose weight-only kernel takes 16-bit activations from a float32 stream
+        return (f"{weights}/bf16", "fp32")
     if act == "fp8":
         return (f"{weights}/fp8", "fp8", "fp8_block")
     return {

@@ -45,9 +45,27 @@ def resolve_gpu(name: str) -> str:
     return str(found)
 
 
+def is_file_name(text: str) -> bool:
+    """Whether a GPU is named by a file: anything with a `/`, or ending in `.json`."""
+    return "/" in text or "\\" in text or text.lower().endswith(".json")
+
+
+def file_stamp(text: str) -> tuple[int, int, int] | None:
+    """What changes when a file named so is written anew (inode, time, size); None for a name that is no file. Whoever caches what was read
+    from a file puts this into the key, so that an edited profile counts at once."""
+    if not is_file_name(text):
+        return None
+    path = Path(text).expanduser()
+    try:
+        found = (path / "config.json" if path.is_dir() else path).stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
 def load_gpu(name_or_path: str) -> GpuProfile:
     """The profile of a GPU by name or alias, or from a profile file (anything with a `/`, or ending in `.json`)."""
-    if "/" in name_or_path or "\\" in name_or_path or name_or_path.lower().endswith(".json"):
+    if is_file_name(name_or_path):
         return gpu_from_json(_read(Path(name_or_path), "GPU profile"), name_or_path)
     return _packaged_gpu(resolve_gpu(name_or_path))
 

@@ -15,6 +15,8 @@ from microbench.plan import Point
 from microbench.timing import Device, Work
 
 CPU_BACKENDS = ("sdpa",)
+#: What the built-in engine calls: the G query heads of a KV head packed to rows, under a mask. Measured only where asked for.
+PACKED = "sdpa-packed"
 #: name -> module that must be importable.
 CUDA_BACKENDS = {
     "triton": "triton", "sdpa-flash": "torch", "sdpa-cudnn": "torch", "flex": "triton", "flashinfer": "flashinfer", "fa3": "flash_attn_interface",
@@ -64,6 +66,15 @@ def _sdpa(query: Any, key: Any, value: Any) -> Call:
     return lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
 
 
+def _sdpa_packed(query: Any, key: Any, value: Any) -> Call:
+    torch = import_module("torch")
+    (b, h, q, d), (hk, s) = query.shape, key.shape[1:3]
+    packed = query.reshape(b, hk, h // hk * q, d)
+    new = torch.arange(q, device=query.device).repeat(h // hk)[:, None]  # row of query head g, new token i: g q + i
+    mask = (torch.arange(s, device=query.device) <= s - q + new).expand(b, 1, -1, -1) if q > 1 or b > 1 else None
+    return lambda _, k, v: torch.nn.functional.scaled_dot_product_attention(packed, k, v, attn_mask=mask)
+
+
 def _sdpa_with(name: str) -> Callable[[Any, Any, Any], Call]:
     def build(query: Any, key: Any, value: Any) -> Call:
         attention = import_module("torch.nn.attention")
@@ -105,8 +116,8 @@ def _fa3(query: Any, key: Any, value: Any) -> Call:
 
 
 _CALLS: dict[str, Callable[[Any, Any, Any], Call]] = {
-    "sdpa": _sdpa, "sdpa-flash": _sdpa_with("FLASH_ATTENTION"), "sdpa-cudnn": _sdpa_with("CUDNN_ATTENTION"), "flex": _flex, "triton": _triton,
-    "flashinfer": _flashinfer, "fa3": _fa3,
+    "sdpa": _sdpa, PACKED: _sdpa_packed, "sdpa-flash": _sdpa_with("FLASH_ATTENTION"), "sdpa-cudnn": _sdpa_with("CUDNN_ATTENTION"),
+    "flex": _flex, "triton": _triton, "flashinfer": _flashinfer, "fa3": _fa3,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_profiles.load import file_stamp
 from gpu_profiles.schema import EngineProfile, GpuProfile
 from planner.cases import Case, EngineConfig, WeightsByClass
 from planner.draft import LOOKUP, DraftPlan
@@ -307,14 +308,22 @@ _TRAFFIC = frozenset(
 )
 
 
+#: Key of the stamps of files in a deployment_key.
+_FILES = "_files"
+
+
 def deployment_key(raw: Mapping[str, Any]) -> str:
-    """Cases with the same key share a deployment."""
+    """Cases with the same key share a deployment; a file that was written anew between them makes another key."""
     plain = not raw.get("draft_len") and not raw.get("k0_tier")
     baseline = raw.get("baseline") or ()
     anchored_on_drafts = any(isinstance(b, Mapping) and b.get("draft_len") for b in baseline) if isinstance(baseline, Sequence) else False
     # D = 0 has no speculative configuration, whatever drafter is named; but a run with drafts that it is anchored on had that drafter
     ignored = _TRAFFIC | {"drafter"} if plain and not anchored_on_drafts else _TRAFFIC
-    return json.dumps({k: v for k, v in raw.items() if k not in ignored and v is not None}, sort_keys=True, default=str)
+    kept = {k: v for k, v in raw.items() if k not in ignored and v is not None}
+    drafter = kept.get("drafter")
+    named = [kept.get("model"), kept.get("gpu"), *((drafter.get("model"), drafter.get("gpu")) if isinstance(drafter, Mapping) else ())]
+    stamps = [stamp for name in named if isinstance(name, str) and (stamp := file_stamp(name)) is not None]
+    return json.dumps(kept | ({_FILES: stamps} if stamps else {}), sort_keys=True, default=str)
 
 
 def resolve(case: Case, *, strict: bool = False) -> Deployment:
@@ -362,6 +371,7 @@ def resolve(case: Case, *, strict: bool = False) -> Deployment:
 def cached_resolve(key: str, strict: bool = False) -> Deployment:
     """`resolve` of a deployment_key."""
     raw = json.loads(key)
+    raw.pop(_FILES, None)
     return resolve(Case.model_validate({**raw, "concurrency": 1, "context_len": 1}), strict=strict)
 
 

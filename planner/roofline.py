@@ -359,9 +359,15 @@ def pick(mask: NDArray[np.bool_], yes: Any, no: Any) -> KernelTime:
     return KernelTime(*(np.where(mask, x, y) for x, y in zip(yes(), no(), strict=True)))
 
 
-@lru_cache(maxsize=256)
 def machine(gpu: str, engine: str, attention_backend: str | None = None, *, isolated: bool = False) -> Machine:
-    """The machine of a GPU name and an engine name. Raises ProfileError for unknown ones."""
+    """The machine of a GPU (name or profile file) and an engine name. Raises ProfileError for unknown ones."""
+    from gpu_profiles.load import file_stamp
+
+    return _machine(gpu, engine, attention_backend, isolated, file_stamp(gpu))
+
+
+@lru_cache(maxsize=256)
+def _machine(gpu: str, engine: str, attention_backend: str | None, isolated: bool, stamp: object) -> Machine:
     from gpu_profiles.load import load_engine, load_gpu
 
     return Machine(load_gpu(gpu), load_engine(engine), attention_backend, isolated)

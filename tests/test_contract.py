@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from conftest import BASE, speculative
 
+from gpu_profiles import gpu_to_json, load_gpu
 from planner.cases import Prediction
 from planner.prediction import predict
 
@@ -138,6 +139,34 @@ def test_report_is_one_self_contained_page(tmp_path: Path) -> None:
     assert "Use EAGLE-3" in page and "Pareto front" in page and "Assumptions" in page
     tags = re.findall(r"<(?:script|link|img|iframe)[^>]*>", page)
     assert tags and not [t for t in tags if "http" in t], "nothing may be fetched"
+
+
+def test_a_profile_or_config_that_is_written_anew_counts_at_once(tmp_path: Path) -> None:
+    """What was read from a file is kept only as long as the file stays as it was."""
+    profile, config = tmp_path / "gpu.json", tmp_path / "config.json"
+    model: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "tie_word_embeddings": False,
+    }  # fmt: skip
+    gpu = gpu_to_json(load_gpu("h100-sxm"))
+
+    def tpot_s() -> float:
+        case = {**BASE, "model": str(config), "gpu": str(profile)}
+        return float(predict(case).tpot_s)
+
+    profile.write_text(json.dumps(gpu))
+    config.write_text(json.dumps(model))
+    first = tpot_s()
+    slower = json.loads(json.dumps(gpu))
+    slower["bytes_per_s"]["value"] /= 2
+    profile.write_text(json.dumps(slower))
+    second = tpot_s()
+    assert second > 1.5 * first
+    config.write_text(json.dumps({**model, "num_hidden_layers": model["num_hidden_layers"] // 2}))
+    assert tpot_s() < 0.75 * second
+    profile.write_text(json.dumps(gpu))
+    config.write_text(json.dumps(model))
+    assert tpot_s() == first
 
 
 def test_a_plain_case_anchored_on_a_run_with_drafts_prices_that_run_with_its_drafter() -> None:

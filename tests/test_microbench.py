@@ -485,6 +485,21 @@ def test_kernels_compute_what_they_should_on_this_cpu() -> None:
             "attention", 1, backend="sdpa", dtype="fp32", num_seqs=2, query_len=3, context_len=40, num_heads=4, num_kv_heads=2, head_dim=16
         )
         assert attention.work(p, device).launch(0).shape == (2, 4, 3, 16)
+        shape = {"num_seqs": 2, "query_len": 3, "context_len": 40, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+        packed = attention.work(plans.point("attention", 1, backend="sdpa-packed", dtype="fp32", **shape), device).launch(0)
+        query, keys, values = (
+            device.tensor((2, 4, 3, 16), "fp32", 5),
+            device.tensor((2, 2, 40, 16), "fp32", 0),
+            device.tensor((2, 2, 40, 16), "fp32", 1),
+        )
+        seen = torch.ones(3, 40, dtype=torch.bool).tril(37)  # the last new token sees all, the first all but two
+        wanted = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, enable_gqa=True)
+        torch.testing.assert_close(packed.reshape(2, 4, 3, 16), wanted)
+        p = plans.point("gemm", 1, dtype="int8/bf16", m=3, n=32, k=64)
+        got = gemm.gemm_work(p, device).launch(1)
+        w8 = device.tensor((32, 32), "bf16", 1).view(torch.int8).float()
+        x, scale = device.tensor((3, 64), "bf16", 7).float(), device.tensor((32,), "bf16", 3).float()
+        torch.testing.assert_close(got.float(), (x @ w8.T) * scale, rtol=0.02, atol=2.0)
         sample = device.timed(work)
         assert 0.0 < sample() < 1.0
         p = plans.round_points(

@@ -213,13 +213,45 @@ def test_draft_beyond_the_block_is_refused(shipped: family.Family, prompts: list
         generate(shipped.target, prompts[:1], 4, drafter=shipped.drafter("dflash"), draft_len=9)
 
 
-def test_inflation_changes_cost_and_nothing_else(shipped: family.Family, prompts: list[list[int]], plain: list[list[int]]) -> None:
-    wide = inflate(shipped.target, 2048)
-    assert sum(p.numel() for p in wide.parameters()) > 2.5 * sum(p.numel() for p in shipped.target.parameters())
-    run = generate(wide, prompts[:4], OUTPUT_LEN, drafter=shipped.drafter("eagle3"), draft_len=4)
-    assert compare_greedy(shipped.target, prompts[:4], plain[:4], run.tokens).holds
-    with pytest.raises(ValueError, match="below the model's"):
-        inflate(shipped.target, 100)
+@pytest.mark.parametrize(
+    "larger",
+    [
+        {"intermediate_size": 2048},
+        {"hidden_size": 320, "intermediate_size": 640},
+        {"num_attention_heads": 16, "num_key_value_heads": 4, "num_hidden_layers": 7},
+        {"hidden_size": 256, "num_hidden_layers": 5, "num_attention_heads": 12, "num_key_value_heads": 3, "intermediate_size": 1024},
+    ],
+    ids=["mlp", "stream", "heads and layers", "all"],
+)
+def test_inflation_changes_cost_and_nothing_else(
+    shipped: family.Family, prompts: list[list[int]], plain: list[list[int]], larger: dict[str, int]
+) -> None:
+    wide = inflate(shipped.target, dataclasses.replace(family.TARGET, **larger))
+    assert sum(p.numel() for p in wide.parameters()) > 1.4 * sum(p.numel() for p in shipped.target.parameters())
+    tokens = torch.tensor([prompts[0]])
+    positions = torch.arange(tokens.shape[1])[None]
+    with torch.no_grad():
+        before, after = (net.logits(net(tokens, positions).final) for net in (shipped.target, wide))
+    assert float((before - after).abs().max()) < 1e-4
+    for kind in ("eagle3", "mtp", "dflash", "external"):
+        run = generate(wide, prompts[:4], OUTPUT_LEN, drafter=shipped.drafter(kind), draft_len=4)
+        assert compare_greedy(shipped.target, prompts[:4], plain[:4], run.tokens).holds
+        narrow = generate(shipped.target, prompts[:4], OUTPUT_LEN, drafter=shipped.drafter(kind), draft_len=4)
+        assert len(run.rounds) == len(narrow.rounds), f"{kind} reads other features of the inflated target"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"intermediate_size": 100}, "below the model's"),
+        ({"num_hidden_layers": 3}, "below"),
+        ({"head_dim": 64}, "must stay 32"),
+        ({"num_key_value_heads": 1}, "gqa_group_size"),
+    ],
+)
+def test_inflation_refuses_what_it_cannot_pad(shipped: family.Family, wrong: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        inflate(shipped.target, dataclasses.replace(family.TARGET, **wrong))
 
 
 def test_int8_weights_say_nearly_the_same(shipped: family.Family, prompts: list[list[int]]) -> None:

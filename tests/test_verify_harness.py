@@ -188,6 +188,21 @@ def test_a_small_run_from_end_to_end(tmp_path: Path) -> None:
         harness.verify_builtin(dataclasses.replace(TINY, output_len=9), tmp_path / "run", builtin_prompt_set(), progress)
 
 
+def test_targets_of_one_run_keep_their_own_kernels(tmp_path: Path) -> None:
+    """Two targets on one machine differ in their GEMM curves; whichever is fitted first must not lend its curve to the other."""
+    records = costs.measure_kernels(("inflated", "inflated-int8"), 20.0, tmp_path / "raw.jsonl")
+    profiles = {t: costs.profile_of(records, t) for t in ("inflated", "inflated-int8")}
+    assert set(profiles["inflated-int8"].calibration["kernels"]["gemm"]["*"]) == {"fp32", "int8/bf16"}  # type: ignore[index]
+
+    def plain_s(target: str) -> float:
+        return costs.terms(costs.deployment(profiles[target], tmp_path, target, None), Arm(target, "x", 1), 150.0).rest_s
+
+    first = [plain_s(t) for t in ("inflated", "inflated-int8")]
+    again = [plain_s(t) for t in ("inflated-int8", "inflated")]
+    assert first == again[::-1]
+    assert first[0] > 1.5 * first[1], "int8 weights are a quarter of the bytes"
+
+
 def test_overheads_are_recovered_from_times_that_follow_the_model(tmp_path: Path) -> None:
     """Synthetic times with known overheads: the fit must return what the planner's own model needs to reproduce them."""
     profile = costs.profile_of(costs.measure_kernels(("small",), 8.0, tmp_path / "raw.jsonl"), "small")
@@ -216,6 +231,7 @@ def test_overheads_are_recovered_from_times_that_follow_the_model(tmp_path: Path
         (["--draft-lens", "1,12"], "blocks of 8 drafts"),
         (["--draft-lens", "x"], "whole numbers"),
         (["--workloads", "poetry"], "no prompts of this category"),
+        (["--targets", "small,huge"], "no such target"),
         (["--output-len", "1"], "between 2 and 16384"),
         (["--prompts", "no-such-file"], "cannot read the prompt file"),
     ],

@@ -20,7 +20,7 @@ from gpu_profiles.load import load_attention_kernel, load_gpu
 from gpu_profiles.schema import GpuProfile, Source
 from planner.calibrate import bench_report
 from planner.calibrate.bench_report import DESCRIPTORS, GEMM_EDGES, Array, Row, column, select, short, times
-from planner.calibrate.kernel_models import GEMM, MOE, PREFILL, STREAM, Spec, hat_basis, robust_fit
+from planner.calibrate.kernel_models import GEMM, MOE, PREFILL, STREAM, Spec, gemm_bytes, hat_basis, robust_fit
 from planner.errors import InputError, ProfileError
 from planner.kernels import AttentionFit, GemmFit, MoeFit, attention_time, gemm_time, moe_time
 from planner.kernels.attention import VERIFY_MAX_QUERY
@@ -42,7 +42,7 @@ CPU_MOE: Spec = {**MOE, "fixed_s": (2e-5, 1e-6, 1e-2), "per_expert_s": (1e-5, 1e
 
 #: Which measured backend stands for which engine's kernel on a GPU. vLLM, SGLang and TensorRT-LLM run FlashAttention 3 or FlashInfer:
 #: without these their public tables are the better evidence, and nothing is stored under "*".
-ENGINE_BACKENDS = {"builtin": ("sdpa-flash",), "transformers": ("sdpa-flash",), "*": ("fa3", "flashinfer")}
+ENGINE_BACKENDS = {"builtin": ("sdpa-packed", "sdpa-flash"), "transformers": ("sdpa-flash",), "*": ("fa3", "flashinfer")}
 FEWEST = 6
 #: Query tokens from which attention is a prompt chunk for sure.
 FIRST_CHUNK = 64
@@ -141,8 +141,8 @@ def _entry(params: Params, stderr: Params, held: Sequence[Row], predicted: Array
 
 def _gemm_time(rows: Sequence[Row], gpu: GpuProfile, dtype: str, p: Mapping[str, float], nodes: tuple[float, ...], step: Array) -> Any:
     fit = GemmFit.from_params(p, gpu, compute_dtype("gemm", dtype, gpu), nodes, tuple(map(float, step)))
-    size = bytes_per_element(dtype)
-    return gemm_time(column(rows, "m"), column(rows, "n"), column(rows, "k"), fit, weight_bytes_per_element=size, act_bytes_per_element=size)
+    weight, act = gemm_bytes(dtype)
+    return gemm_time(column(rows, "m"), column(rows, "n"), column(rows, "k"), fit, weight_bytes_per_element=weight, act_bytes_per_element=act)
 
 
 def fit_gemm(rows: Sequence[Row], gpu: GpuProfile, dtype: str, *, cpu: bool, drift: float) -> dict[str, Any] | None:
@@ -190,7 +190,7 @@ def curve(x: Array, y: Array, nodes: Array) -> tuple[Array, Array]:
 
 def _cpu_gemm(rows: Sequence[Row], gpu: GpuProfile, dtype: str) -> Params:
     """Bandwidth as one row reads it, the rate of the most rows; the rest is fixed."""
-    m, size = column(rows, "m"), bytes_per_element(dtype)
+    m, size = column(rows, "m"), gemm_bytes(dtype)[0]
     few, many = m == m.min(), m == m.max()
     elements, t = column(rows, "n") * column(rows, "k"), times(rows)
     rate = float(np.median(2.0 * m[many] * elements[many] / t[many]))
@@ -291,10 +291,12 @@ def stream_rates(rows: Sequence[Row], cache_bytes: float) -> dict[str, float]:
 
 
 def _rates(rows: Sequence[Row]) -> dict[str, float]:
-    """Best FLOP/s seen by dtype."""
+    """Best FLOP/s seen by dtype; products of narrower weights count for no dtype's peak."""
     out: dict[str, float] = {}
     for r in select(rows, "gemm"):
         a = r["args"]
+        if "/" in a["dtype"]:
+            continue
         out[a["dtype"]] = max(out.get(a["dtype"], 0.0), 2.0 * a["m"] * a["n"] * a["k"] / r["time_s"])
     return out
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from gpu_profiles.fits import kernel_fit
 from gpu_profiles.load import load_attention_kernel
 from gpu_profiles.schema import GpuProfile
+from planner.calibrate.kernel_models import gemm_bytes
 from planner.kernels import attention_time, gemm_time, moe_time
-from planner.units import bytes_per_element
 
 Array = npt.NDArray[np.float64]
 Row = Mapping[str, Any]
@@ -22,8 +22,8 @@ GEMM_EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ATTENTION_EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 #: Tile descriptor by measured backend.
 DESCRIPTORS = {
-    "sdpa": "cpu", "sdpa-flash": "torch-sdpa", "sdpa-cudnn": "cudnn", "flex": "flex-decode", "flashinfer": "flashinfer-fa2", "fa3": "fa3",
-    "triton": "flashinfer-fa2",
+    "sdpa": "cpu", "sdpa-packed": "torch-sdpa", "sdpa-flash": "torch-sdpa", "sdpa-cudnn": "cudnn", "flex": "flex-decode",
+    "flashinfer": "flashinfer-fa2", "fa3": "fa3", "triton": "flashinfer-fa2",
 }  # fmt: skip
 
 
@@ -76,10 +76,10 @@ def tested_steps(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def predict(row: Row, gpu: GpuProfile, engine: str = "builtin") -> float:
     """Seconds that the profile predicts for a GEMM, attention or expert row, through the same look-up as a plan."""
     op, dtype = str(row["op"]), str(row["args"]["dtype"])
-    fit, size = kernel_fit(op, gpu, engine, dtype).value, bytes_per_element(dtype)
+    fit, (size, act) = kernel_fit(op, gpu, engine, dtype).value, gemm_bytes(dtype)
     a = {k: v for k, v in row["args"].items() if not isinstance(v, str)}
     if op == "gemm":
-        return float(gemm_time(a["m"], a["n"], a["k"], fit, weight_bytes_per_element=size, act_bytes_per_element=size).time_s)
+        return float(gemm_time(a["m"], a["n"], a["k"], fit, weight_bytes_per_element=size, act_bytes_per_element=act).time_s)
     if op == "moe":
         return float(moe_time(a["touched"] * a["rows_per_expert"], top_k=1.0, width=a["width"], ffn=a["ffn"], experts_touched=a["touched"],
                               fit=fit, weight_bytes_per_element=size).time_s)  # fmt: skip

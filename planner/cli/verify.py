@@ -28,6 +28,7 @@ def verify(  # noqa: PLR0913
     drafter: Annotated[list[str] | None, typer.Option(help="KIND or KIND:MODEL, may be repeated (default: all, or the plan's).")] = None,
     draft_lens: Annotated[str | None, typer.Option(help="Draft lengths, e.g. 1,2,4,8.")] = None,
     batches: Annotated[str | None, typer.Option(help="Batch sizes, e.g. 1,8.")] = None,
+    targets: Annotated[str | None, typer.Option(help="Built-in engine: small, inflated, inflated-int8 (default: the first two).")] = None,
     workloads: Annotated[str | None, typer.Option(help="Categories of the prompt set, e.g. code,structured.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="Prompt file: SPEED-Bench or plain JSON lines, ShareGPT, or text lines.")] = None,
     output_len: Annotated[int | None, typer.Option(help="Tokens decoded for each prompt.")] = None,
@@ -52,7 +53,7 @@ def verify(  # noqa: PLR0913
     engine = engine or (plan or {}).get("engine") or "builtin"
     if engine not in ENGINES:
         raise InputError("unknown engine", where="--engine", got=engine, expected=", ".join(ENGINES))
-    asked = Asked(drafter or [], draft_lens, batches, workloads, prompts, output_len)
+    asked = Asked(drafter or [], draft_lens, batches, workloads, prompts, output_len, targets)
     if url is not None:
         live(url, plan or ({"model": subject, "gpu": gpu, "tp": tp} if subject else None), asked, window_s, as_json)
         return
@@ -76,6 +77,7 @@ class Asked:
     workloads: str | None
     prompts: Path | None
     output_len: int | None
+    targets: str | None = None
 
     def prompt_set(self) -> PromptSet:
         from planner.verify.prompts import builtin_prompt_set, read_prompts
@@ -98,18 +100,24 @@ class Asked:
         return [drafter(text) for text in self.drafters]
 
     def categories(self, known: Sequence[str]) -> tuple[str, ...] | None:
-        if self.workloads is None:
-            return None
-        names = tuple(dict.fromkeys(n.strip() for n in self.workloads.split(",") if n.strip()))
-        wrong = [n for n in names if n not in known]
-        if wrong or not names:
-            raise InputError("no prompts of this category", where="--workloads", got=", ".join(wrong) or self.workloads, expected=", ".join(known))
-        return names
+        return None if self.workloads is None else listed(self.workloads, known, "--workloads", "no prompts of this category")
+
+    def sized_targets(self, known: Sequence[str]) -> tuple[str, ...] | None:
+        return None if self.targets is None else listed(self.targets, known, "--targets", "the built-in engine has no such target")
 
     def tokens(self, usual: int) -> int:
         if self.output_len is not None and not 2 <= self.output_len <= 16384:
             raise InputError("--output-len must be between 2 and 16384", got=self.output_len)
         return self.output_len or usual
+
+
+def listed(text: str, known: Sequence[str], option: str, fault: str) -> tuple[str, ...]:
+    """The names of a comma-separated option, each one of `known`."""
+    names = tuple(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
+    wrong = [n for n in names if n not in known]
+    if wrong or not names:
+        raise InputError(fault, where=option, got=", ".join(wrong) or text, expected=", ".join(known))
+    return names
 
 
 def plan_inputs(subject: str | None) -> dict[str, Any] | None:
@@ -145,6 +153,7 @@ def builtin(  # noqa: PLR0913
 
 def builtin_spec(asked: Asked, full: bool, prompts: PromptSet) -> Spec:
     """The arms that the options ask for."""
+    from planner.verify.builtin import TARGETS
     from planner.verify.family import BLOCK_SIZE, KINDS
     from planner.verify.harness import DEFAULT, FULL
 
@@ -158,9 +167,11 @@ def builtin_spec(asked: Asked, full: bool, prompts: PromptSet) -> Spec:
         raise InputError("the built-in family has no such drafter", where="--drafter", got=", ".join(wrong), expected=", ".join(KINDS))
     known = sorted(prompts.counts())
     texts, sizes = asked.categories(known) or (tuple(known) if asked.prompts else None), asked.sizes()
+    usual_blocks = {b[0]: b[1:] for b in spec.blocks}
+    names = asked.sized_targets(tuple(TARGETS)) or tuple(usual_blocks)
     blocks = [
-        (target, texts or usual, sizes or seqs, tuple(k for k in drafters if not kinds or k in kinds))
-        for target, usual, seqs, drafters in spec.blocks
+        (name, texts or usual, sizes or seqs, tuple(k for k in drafters if not kinds or k in kinds))
+        for name, (usual, seqs, drafters) in ((n, usual_blocks.get(n, usual_blocks["inflated"])) for n in names)
     ]
     return replace(spec, output_len=asked.tokens(spec.output_len), draft_lens=lengths, blocks=tuple(b for b in blocks if b[3]))
 

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from planner.verify.arms import Arm, Visit
 from planner.verify.engine import Run, generate
-from planner.verify.family import Family
-from planner.verify.inflate import inflate
+from planner.verify.family import TARGET, Family
+from planner.verify.inflate import inflate, quantise_int8
 from planner.verify.lossless import Lossless, compare_greedy
-from planner.verify.nets.transformer import Transformer
+from planner.verify.nets.transformer import Shape, Transformer
 
-#: Text of the work that tells how fast the machine is at the moment.
+#: Text and steps of the work that tells how fast the machine is at the moment.
 REFERENCE_TOKENS = list(range(100, 164))
-#: Name of a target -> units of its MLPs; None keeps the shipped size.
-TARGETS: Mapping[str, int | None] = {"small": None, "inflated": 12288}
+REFERENCE_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Size:
+    """A target that costs what `shape` costs. weights: how its layers' matrices are stored, fp32 or int8 (the latter is nearly the same model)."""
+
+    shape: Shape
+    weights: str = "fp32"
+
+    def build(self, target: Transformer) -> Transformer:
+        """The shipped target at this size."""
+        net = target if self.shape == target.shape else inflate(target, self.shape)
+        return quantise_int8(net) if self.weights == "int8" else net
+
+
+WIDE = replace(TARGET, intermediate_size=12288)
+#: The targets of a run by name.
+TARGETS: Mapping[str, Size] = {"small": Size(TARGET), "inflated": Size(WIDE), "inflated-int8": Size(WIDE, "int8")}
 
 
 class Builtin:
@@ -26,8 +43,7 @@ class Builtin:
 
     def __init__(self, family: Family, prompts: Mapping[str, Sequence[Sequence[int]]], output_len: int, targets: Sequence[str] = ("small",)) -> None:
         self.family, self.prompts, self.output_len = family, prompts, output_len
-        sizes = {name: TARGETS[name] for name in targets}
-        self.targets: dict[str, Transformer] = {n: family.target if s is None else inflate(family.target, s) for n, s in sizes.items()}
+        self.targets = {name: TARGETS[name].build(family.target) for name in targets}
         self._plain: dict[tuple[str, str, int], list[int]] = {}
 
     def groups(self, arm: Arm) -> int:
@@ -44,19 +60,20 @@ class Builtin:
         first = index % self.groups(arm) * arm.num_seqs
         chosen = range(first, first + arm.num_seqs)
         prompts = [self.prompts[arm.workload][i] for i in chosen]
-        before_s = self._reference_work()
+        before_s = self._reference_work(arm.target)
         run = self._generate(arm, prompts, self.output_len)
-        visit = replace(as_visit(run, arm.draft_len), reference_s=(before_s + self._reference_work()) / 2.0)
+        visit = replace(as_visit(run, arm.draft_len), reference_s=(before_s + self._reference_work(arm.target)) / 2.0)
         if arm.drafter is None:
             self._plain |= {(arm.target, arm.workload, i): tokens for i, tokens in zip(chosen, run.tokens, strict=True)}
             return visit, None
         plain = [self._reference(arm, i) for i in chosen]
         return visit, compare_greedy(self.targets[arm.target], prompts, plain, run.tokens)
 
-    def _reference_work(self) -> float:
-        """Median seconds of a plain step of the small target, the same text each time."""
+    def _reference_work(self, target: str) -> float:
+        """Median seconds of a plain step of this target, the same text each time: what a neighbour does to memory slows a target whose weights
+        exceed the cache, and hardly one that lives in it."""
         with single_thread():
-            run = generate(self.family.target, [REFERENCE_TOKENS], 10)
+            run = generate(self.targets[target], [REFERENCE_TOKENS], REFERENCE_STEPS)
         return float(np.median(run.rounds.round_s))
 
     def _reference(self, arm: Arm, index: int) -> list[int]:

@@ -34,9 +34,10 @@ DRAFT_TERMS = (*IN_DRAFT, *IN_REST)
 
 
 def target_config(target: str) -> dict[str, Any]:
-    """The target's config.json; widened MLPs included."""
-    units = TARGETS[target]
-    return llama_config(TARGET if units is None else replace(TARGET, intermediate_size=units))
+    """The target's config.json, as a checkpoint of that size and storage would have it."""
+    size = TARGETS[target]
+    stored = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}} if size.weights == "int8" else {}
+    return llama_config(size.shape) | stored
 
 
 def drafter_object(kind: str | None, match_prob: float | None = None) -> dict[str, Any] | None:
@@ -60,8 +61,8 @@ def kernel_points(targets: Sequence[str]) -> list[Any]:
 
     shapes = dict.fromkeys(shape for target in targets for shape in matrix_shapes(target))
     points = [*bandwidth_points(cache_bytes())[:3], point("launch", 0, kind="tiny")]
-    for n, k in shapes:
-        points += [point("gemm", 3 if m in HELD_OUT_ROWS else 1, m in HELD_OUT_ROWS, dtype="fp32", m=m, n=n, k=k) for m in ROWS]
+    for dtype, n, k in shapes:
+        points += [point("gemm", 3 if m in HELD_OUT_ROWS else 1, m in HELD_OUT_ROWS, dtype=dtype, m=m, n=n, k=k) for m in ROWS]
     heads: dict[str, Any] = {"num_heads": TARGET.num_attention_heads, "num_kv_heads": TARGET.num_key_value_heads, "head_dim": TARGET.head_dim}
     for seqs in (1, 8):
         for query in (1, 2, 3, 5, 9):
@@ -73,23 +74,29 @@ def kernel_points(targets: Sequence[str]) -> list[Any]:
     return ordered(points)
 
 
-def matrix_shapes(target: str, share: float = 1.0) -> list[tuple[int, int]]:
-    """(N, K) of a target's matrices, the largest first, down to those that together hold `share` of its weights."""
+def matrix_shapes(target: str, share: float = 1.0) -> list[tuple[str, int, int]]:
+    """(dtype, N, K) of a target's matrices as microbench names them, the largest first, down to those that together hold `share` of its weights.
+
+    What stays in fp32 beside int8 weights (LM head, drafters) is as small as the small target, and takes its matrices.
+    """
+    from microbench.gemm import INT8_WEIGHTS
+
     case = Case.model_validate({"model": target_config(target), "gpu": "h100-sxm", "engine": "ideal", "context_len": 128, "concurrency": 1})
-    sizes = {(int(s.n), int(s.k)): float(s.n * s.k * count) for _, s, count in resolve(case).plan.gemms}
+    dtype = INT8_WEIGHTS if TARGETS[target].weights == "int8" else "fp32"
+    sizes = {(dtype, int(s.n), int(s.k)): float(s.n * s.k * count) for _, s, count in resolve(case).plan.gemms}
     found, held = [], 0.0
     for shape, size in sorted(sizes.items(), key=lambda item: -item[1]):
         if held < share * sum(sizes.values()):
             found.append(shape)
         held += size
-    return found
+    return found + (matrix_shapes("small", share) if dtype != "fp32" else [])
 
 
 def measure_kernels(targets: Sequence[str], budget_s: float, raw: Path) -> list[dict[str, Any]]:
     """Records of the microbenchmark; an unfinished raw file is gone on with."""
     from microbench.session import Settings, run
 
-    return list(run(Settings(device="cpu", budget_s=budget_s, dtypes=("fp32",), points=kernel_points(targets), passes=2), raw).records)
+    return list(run(Settings(device="cpu", budget_s=budget_s, points=kernel_points(targets), passes=2), raw).records)
 
 
 def profile_of(records: Sequence[Mapping[str, Any]], target: str) -> GpuProfile:
@@ -98,8 +105,11 @@ def profile_of(records: Sequence[Mapping[str, Any]], target: str) -> GpuProfile:
     from planner.calibrate.bench import fit_profile
 
     own = set(matrix_shapes(target, 0.9))
-    kept = [r for r in records if r.get("op") != "gemm" or r.get("kind") != "point" or (r["args"]["n"], r["args"]["k"]) in own]
-    return fit_profile(kept).profile
+    kept = [
+        r for r in records if r.get("op") != "gemm" or r.get("kind") != "point" or tuple(r["args"][a] for a in ("dtype", "n", "k")) in own
+    ]  # fmt: skip
+    profile = fit_profile(kept).profile
+    return replace(profile, id=f"{profile.id}-{target}")
 
 
 def deployment(profile: GpuProfile, folder: Path, target: str, kind: str | None, match_prob: float | None = None) -> Deployment:

@@ -34,7 +34,7 @@ class ExternalDrafter:
     def begin(self, batch: Batch, slots: int) -> None:
         self.cache = KVCache(self.net.shape, len(batch.lengths), slots, self.net.embed_tokens.weight)
         prompts, positions = batch.span(batch.start, batch.hidden.final.shape[1])
-        self.net(prompts, positions, self.cache)
+        self.net(prompts, positions, self.cache, whole=True)
 
     def propose(self, batch: Batch, draft_len: int, sampler: Sampler) -> Draft:
         # Of the last round it has read all but the last draft and the bonus token: two tokens bring it up to date (one of them perhaps again).
@@ -65,7 +65,7 @@ class HeadDrafter:
         self.cache = KVCache(self.head.shape, len(batch.lengths), slots, self.head.fuse.weight)
 
     def propose(self, batch: Batch, draft_len: int, sampler: Sampler) -> Draft:
-        features = batch.hidden.taps if self.kind == "eagle3" else batch.hidden.final
+        features = batch.hidden.taps if self.kind == "eagle3" else batch.hidden.final[..., : self.target.shape.hidden_size]
         read, positions = batch.span(batch.start + 1, features.shape[1])
         out = self.head(embed(self.target, read), self.head.first_state(features), positions, self.cache)
         newest = batch.lengths - 2 - batch.start  # the row that read the newest token

@@ -141,7 +141,7 @@ def prefill(target: Transformer, prompts: Sequence[Sequence[int]], slots: int, s
     cache = KVCache(target.shape, len(prompts), slots, target.embed_tokens.weight)
     batch = Batch(tokens, lengths, Hidden(tokens, tokens), torch.zeros_like(lengths))
     prompt_tokens, positions = batch.span(batch.start, longest)
-    batch.hidden = target(prompt_tokens, positions, cache)
+    batch.hidden = target(prompt_tokens, positions, cache, whole=True)
     last = batch.hidden.final[torch.arange(len(prompts), device=device), lengths - 1]
     first, _ = sampler.choose(target.logits(last))
     batch.append(first[:, None], torch.ones_like(lengths))

@@ -17,7 +17,7 @@ from planner.errors import InputError
 from planner.prediction import predict
 from planner.verify import costs
 from planner.verify.arms import Arm, Measured, Visit, match_prob, measure, survival_prob
-from planner.verify.builtin import Builtin
+from planner.verify.builtin import TARGETS, Builtin
 from planner.verify.compare import Predicted, Report, choices
 from planner.verify.family import KINDS, Family, load_family
 from planner.verify.prompts import PromptSet
@@ -101,21 +101,25 @@ class Journal:
 
     def visits(self, stage: str) -> dict[Arm, dict[int, Visit]]:
         """Visits of a stage by arm and number, at the machine's usual speed over the whole run."""
-        usual_s = self.usual_reference_s()
+        usual_s = {target: float(np.median(seen)) for target, seen in self._reference_s().items()}
         out: dict[Arm, dict[int, Visit]] = defaultdict(dict)
         for r in self.rows:
             if r.get("stage") == stage:
-                out[Arm(**r["arm"])][r["index"]] = Visit.from_json(r["visit"]).at_reference(usual_s)
+                out[Arm(**r["arm"])][r["index"]] = Visit.from_json(r["visit"]).at_reference(usual_s[r["arm"]["target"]])
         return out
 
-    def usual_reference_s(self) -> float:
-        seen = [r["visit"]["reference_s"] for r in self.rows if "visit" in r]
-        return float(np.median(seen)) if seen else 1.0
+    def _reference_s(self) -> dict[str, list[float]]:
+        """Seconds of the reference work beside every visit, by target."""
+        seen: dict[str, list[float]] = defaultdict(list)
+        for r in self.rows:
+            if "visit" in r:
+                seen[r["arm"]["target"]].append(r["visit"]["reference_s"])
+        return seen
 
     def reference_spread(self) -> tuple[float, float]:
         """10th and 90th percentile of the machine's speed over its median."""
-        seen = [r["visit"]["reference_s"] for r in self.rows if "visit" in r]
-        low, high = np.quantile(seen, [0.1, 0.9]) / np.median(seen)
+        moved = np.concatenate([np.asarray(seen) / np.median(seen) for seen in self._reference_s().values()])
+        low, high = np.quantile(moved, [0.1, 0.9])
         return float(low), float(high)
 
 
@@ -160,8 +164,12 @@ class Harness:
 
     def _acceptance_arms(self) -> list[Arm]:
         """Acceptance is read once per workload and kind, at the longest draft; the widths below it are predicted from that."""
-        pairs = {(w, k): max(b[2]) for b in self.spec.blocks for w in b[1] for k in b[3]}
-        return [Arm(self.spec.targets[0], w, n, k, max(self.spec.draft_lens)) for (w, k), n in pairs.items()]
+        asked = {(self._speaker(b[0]), w, k): max(b[2]) for b in self.spec.blocks for w in b[1] for k in b[3]}
+        return [Arm(target, w, n, k, max(self.spec.draft_lens)) for (target, w, k), n in asked.items()]
+
+    def _speaker(self, target: str) -> str:
+        """The first target of the run that says what this one says: size does not change that, rounded weights do."""
+        return next(t for t in self.spec.targets if TARGETS[t].weights == TARGETS[target].weights)
 
     def _stage(self, stage: str, arms: Sequence[Arm]) -> None:
         """Visit every group of prompts of every arm, in a new random order each cycle; what the journal holds is skipped."""
@@ -197,7 +205,7 @@ class Harness:
         for target, seen in by_target.items():
             kinds = dict.fromkeys(s.arm.drafter for s in seen if s.arm.drafter is not None)
             for kind, numbers in costs.fit_overheads(self.profiles[target], self.folder, seen, tuple(kinds)).items():
-                profile = costs.with_engine(self.profiles[target], f"{target}-{kind}", numbers)
+                profile = costs.with_engine(self.profiles[target], kind, numbers)
                 out[target, kind] = costs.write_profile(profile, self.folder)
         return out
 
@@ -205,15 +213,15 @@ class Harness:
         """The planner's answer for each arm, from the calibration stages alone."""
         paths = self._profiles()
         longest = max(self.spec.draft_lens)
-        survival: dict[tuple[str, str], list[float]] = {}
-        matches: dict[tuple[str, str], float] = {}
+        survival: dict[tuple[str, str, str | None], list[float]] = {}
+        matches: dict[tuple[str, str, str | None], float] = {}
         for arm, visits in self.journal.visits("acceptance").items():
             lookup = arm.drafter in LOOKUP  # with match_prob given, the planner takes acceptance as that of the rounds that draft
-            survival[arm.workload, str(arm.drafter)] = survival_prob(list(visits.values()), longest, of_drafting=lookup)
-            matches[arm.workload, str(arm.drafter)] = match_prob(list(visits.values()))
+            survival[arm.target, arm.workload, arm.drafter] = survival_prob(list(visits.values()), longest, of_drafting=lookup)
+            matches[arm.target, arm.workload, arm.drafter] = match_prob(list(visits.values()))
         out = {}
         for arm in self.spec.arms():
-            kind, key = arm.drafter, (arm.workload, str(arm.drafter))
+            kind, key = arm.drafter, (self._speaker(arm.target), arm.workload, arm.drafter)
             rates, match = survival.get(key, []), None
             if kind in LOOKUP:  # a round of this engine is as wide as its longest draft: it is plain only if no sequence found a match
                 match = 1.0 - (1.0 - matches[key]) ** arm.num_seqs

@@ -8,27 +8,43 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from planner.verify.nets.transformer import Mlp, Transformer
+from planner.verify.nets.transformer import Shape, Transformer
 
 
-def inflate(net: Transformer, intermediate_size: int, seed: int = 0) -> Transformer:
-    """Widen every MLP to `intermediate_size` units. The new units read the input like any other, but their down-projection is zero: they are
-    computed and moved, and add exactly nothing, so logits stay equal to the last bit up to the order of summation."""
-    if intermediate_size < net.shape.intermediate_size:
-        raise ValueError(f"intermediate_size {intermediate_size} is below the model's {net.shape.intermediate_size}")
-    generator = torch.Generator().manual_seed(seed)
-    wide = copy.deepcopy(net)
-    wide.shape = replace(net.shape, intermediate_size=intermediate_size)
-    extra, hidden = intermediate_size - net.shape.intermediate_size, net.shape.hidden_size
-    for layer in wide.layers:
-        mlp: Mlp = layer.mlp  # type: ignore[assignment]
-        old = mlp.gate_proj.weight
-        for linear in (mlp.gate_proj, mlp.up_proj):
-            new = torch.randn(extra, hidden, generator=generator).to(old) * 0.02
-            linear.weight = nn.Parameter(torch.cat((linear.weight, new)), requires_grad=False)
-            linear.out_features = intermediate_size
-        mlp.down_proj.weight = nn.Parameter(torch.cat((mlp.down_proj.weight, old.new_zeros(hidden, extra)), dim=1), requires_grad=False)
-        mlp.down_proj.in_features = intermediate_size
+def inflate(net: Transformer, shape: Shape, seed: int = 0) -> Transformer:
+    """The same function at the cost of a larger `shape`: wider MLPs, more heads, more layers, a wider residual stream.
+
+    New MLP units and heads read the input like any other, but what they would add is multiplied by zeros; new layers add nothing; new channels
+    of the residual stream stay zero, and the norms are scaled by sqrt(old / new width) for them. All is computed and moved. Outputs are equal up
+    to the order of summation. (On a GPU, products with zeros draw less power than others: a clock that follows power may run higher.)
+
+    Raises ValueError where `shape` is smaller somewhere, or changes what cannot be padded: head size, G, vocabulary, rotary base.
+    """
+    old = net.shape
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        if getattr(shape, name) < getattr(old, name):
+            raise ValueError(f"{name} {getattr(shape, name)} is below the model's {getattr(old, name)}")
+    for name in ("head_dim", "gqa_group_size", "vocab_size", "rope_theta"):
+        if getattr(shape, name) != getattr(old, name):
+            raise ValueError(f"{name} must stay {getattr(old, name)}, not {getattr(shape, name)}")
+    narrow = old.hidden_size / shape.hidden_size
+    weight = net.embed_tokens.weight
+    with torch.device("meta"):
+        wide = Transformer(replace(shape, rms_norm_eps=old.rms_norm_eps * narrow), net.taps).to(weight.dtype)
+    wide = wide.to_empty(device=weight.device).requires_grad_(False)
+    wide.feature_size = net.feature_size
+    generator = torch.Generator(weight.device).manual_seed(seed)
+    known = dict(net.named_parameters())
+    for name, p in wide.named_parameters():
+        if p.ndim == 1:
+            p.fill_(1.0)
+        elif name.endswith(("o_proj.weight", "down_proj.weight", "embed_tokens.weight")):
+            p.zero_()
+        else:
+            p.normal_(0.0, 0.02, generator=generator)
+        if name in known:
+            before = known[name]
+            p[tuple(slice(n) for n in before.shape)] = before * narrow**0.5 if p.ndim == 1 else before
     return wide.eval()
 
 

@@ -47,7 +47,7 @@ class KVCache:
 
     def write(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k, v [B, q, K, d] at positions [B, q]."""
-        if positions.shape[0] == 1:  # one sequence: its positions are consecutive, and a slice is several times cheaper than a scatter
+        if positions.shape[0] == 1 and not positions.is_cuda:  # consecutive positions: on a CPU a slice is several times cheaper than a scatter
             start = int(positions[0, 0])
             self.k[layer, :, start : start + k.shape[1]] = k
             self.v[layer, :, start : start + k.shape[1]] = v
@@ -170,6 +170,8 @@ class Transformer(nn.Module):
     def __init__(self, shape: Shape, taps: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.shape, self.taps = shape, taps
+        #: Width of what drafter heads read of a layer's output; an inflated target is wider than its heads.
+        self.feature_size = shape.hidden_size
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
@@ -178,14 +180,15 @@ class Transformer(nn.Module):
         """[..., h] -> [..., V]: the embedding is the LM head."""
         return F.linear(final, self.embed_tokens.weight)
 
-    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache | None = None) -> Hidden:
+    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache | None = None, *, whole: bool = False) -> Hidden:
         """One pass over tokens [B, q] at positions [B, q].
 
-        With a cache its keys and values are written at `positions` and all slots up to each position are seen; without one the tokens
-        are whole sequences from position 0 (training).
+        With a cache its keys and values are written at `positions` and all slots up to each position are seen. `whole`: the tokens are whole
+        sequences from position 0 (a prompt), so that nothing before them need be read; so it is without a cache (training).
         """
         cos, sin = rope(positions, self.shape.head_dim, self.shape.rope_theta)
-        if cache is not None:
+        whole = whole or cache is None
+        if not whole:
             length = int(positions.max()) + 1
             rows = cache_mask(positions, length, self.shape.gqa_group_size)
         x = self.embed_tokens(tokens)
@@ -193,14 +196,15 @@ class Transformer(nn.Module):
         for i, layer in enumerate(self.layers):
 
             def attend(query: Tensor, k: Tensor, v: Tensor, i: int = i) -> Tensor:
-                if cache is None:
+                if cache is not None:
+                    cache.write(i, positions, k, v)
+                if cache is None or whole:
                     return causal_attention(query, k, v)
-                cache.write(i, positions, k, v)
                 return grouped_attention(query, *cache.seen(i, length), rows)
 
             x = layer(x, cos, sin, attend)
             if i + 1 in self.taps:
-                tapped.append(x)
+                tapped.append(x[..., : self.feature_size])
         return Hidden(self.norm(x), torch.cat(tapped, dim=-1) if tapped else x[..., :0])
 
 
