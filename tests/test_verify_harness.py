@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from planner.cli.main import app
 from planner.errors import InputError
 from planner.report import verification
-from planner.verify import costs, harness
+from planner.verify import costs, grid, harness
 from planner.verify.arms import Arm, Measured, Visit, drift_frac, match_prob, measure, survival_prob
 from planner.verify.compare import Predicted, Report, choices, gap
+from planner.verify.family import load_family
 from planner.verify.prompts import PromptSet, builtin_prompt_set, read_prompts
 
 OFF = Arm("small", "code", 1)
@@ -251,3 +252,43 @@ def test_bad_options_are_one_clear_error(tmp_path: Path, arguments: list[str], w
     assert result.exit_code == 2 or isinstance(result.exception, InputError)
     assert words in (result.output + str(result.exception))
     assert not (tmp_path / "run").exists()
+
+
+# ---- the grid over batch and context ---------------------------------------------------------------------------------------------
+
+
+def test_a_grid_prices_and_measures_every_cell_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    small = grid.Grid("small", ((1, 24), (2, 40)), ((1, 24), (2, 40)), (1, 3), rounds=2, visits=1, kernel_budget_s=6.0)
+    cut = grid.GridRun(small, "cpu", tmp_path, budget_s=1e-3)  # kernels, then no time for a cell
+    with pytest.raises(InputError, match="out of time"):
+        cut.run()
+    report = grid.GridRun(small, "cpu", tmp_path, budget_s=600.0).run()
+    assert len(report.measured) == 2 * 4 and {a.cell for a in report.measured} == {("small", "24 tokens", 1), ("small", "40 tokens", 2)}
+    assert report.lossless is True
+    for arm, p in report.predicted.items():
+        assert p.round_s > 0 and 1.0 <= p.acceptance_len <= 1 + arm.draft_len
+    assert {c.drafter for c in report.choices} == {"external"} and json.loads(json.dumps(report.to_json(), allow_nan=False))
+    lines = (tmp_path / "visits.jsonl").read_text().splitlines()
+    again = grid.GridRun(small, "cpu", tmp_path, budget_s=600.0).run()
+    assert (tmp_path / "visits.jsonl").read_text().splitlines() == lines and again.measured == report.measured
+
+
+def test_every_draft_length_starts_from_the_same_state() -> None:
+    """What a run left in the caches must not reach the next one: greedy text is the same whatever ran before."""
+    family = load_family()
+    state = grid.State.of(family.target, family.external, grid.prompts_of(family.encode, 2, 30), 100)
+    plain = state.run(0, 12)[1]
+    for draft_len in (5, 1, 8, 0):
+        said = state.run(draft_len, 6)[1]
+        assert said[:12] == plain[: len(said[:12])]
+    assert [len(p) for p in state.prompts] == [29, 29] and state.prompts[0] != state.prompts[1]
+
+
+def test_the_gpu_grid_covers_what_it_says() -> None:
+    sequences, contexts = ({c[i] for c in grid.GPU_GRID.cells} for i in (0, 1))
+    assert sequences == {1, 8, 64} and contexts == {1024, 8192, 32768} and grid.GPU_GRID.draft_lens == tuple(range(1, 16))
+    config = costs.target_config("3b")
+    tokens = max(n * s for n, s in grid.GPU_GRID.cells)
+    kv_bytes = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * tokens
+    assert kv_bytes < 60e9, "keys and values of the largest cell beside the weights"
+    assert len(costs.matrix_shapes("3b")) == 8 and {d for d, _, _ in costs.matrix_shapes("3b")} == {"bf16"}

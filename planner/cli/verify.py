@@ -153,7 +153,7 @@ def builtin(  # noqa: PLR0913
 
 def builtin_spec(asked: Asked, full: bool, prompts: PromptSet) -> Spec:
     """The arms that the options ask for."""
-    from planner.verify.builtin import TARGETS
+    from planner.verify.builtin import CPU_TARGETS
     from planner.verify.family import BLOCK_SIZE, KINDS
     from planner.verify.harness import DEFAULT, FULL
 
@@ -168,7 +168,7 @@ def builtin_spec(asked: Asked, full: bool, prompts: PromptSet) -> Spec:
     known = sorted(prompts.counts())
     texts, sizes = asked.categories(known) or (tuple(known) if asked.prompts else None), asked.sizes()
     usual_blocks = {b[0]: b[1:] for b in spec.blocks}
-    names = asked.sized_targets(tuple(TARGETS)) or tuple(usual_blocks)
+    names = asked.sized_targets(CPU_TARGETS) or tuple(usual_blocks)
     blocks = [
         (name, texts or usual, sizes or seqs, tuple(k for k in drafters if not kinds or k in kinds))
         for name, (usual, seqs, drafters) in ((n, usual_blocks.get(n, usual_blocks["inflated"])) for n in names)

@@ -10,7 +10,7 @@ import torch
 
 from planner.verify.arms import Arm, Visit
 from planner.verify.engine import Run, generate
-from planner.verify.family import TARGET, Family
+from planner.verify.family import EXTERNAL, TARGET, Family
 from planner.verify.inflate import inflate, quantise_int8
 from planner.verify.lossless import Lossless, compare_greedy
 from planner.verify.nets.transformer import Shape, Transformer
@@ -22,20 +22,39 @@ REFERENCE_STEPS = 10
 
 @dataclass(frozen=True)
 class Size:
-    """A target that costs what `shape` costs. weights: how its layers' matrices are stored, fp32 or int8 (the latter is nearly the same model)."""
+    """A target that costs what `shape` costs, and the external model that drafts for it.
+
+    weights: fp32, bf16 (everything), or int8 (the layers' matrices; float32 around them). Rounded weights make nearly the same model.
+    """
 
     shape: Shape
     weights: str = "fp32"
+    external: Shape = EXTERNAL
 
     def build(self, target: Transformer) -> Transformer:
-        """The shipped target at this size."""
-        net = target if self.shape == target.shape else inflate(target, self.shape)
+        """The shipped target at this size, on its device."""
+        net = resized(target.bfloat16() if self.weights == "bf16" else target, self.shape)
         return quantise_int8(net) if self.weights == "int8" else net
+
+    def build_external(self, external: Transformer) -> Transformer:
+        """The shipped external drafter at this size, on its device."""
+        return resized(external.bfloat16() if self.weights == "bf16" else external, self.external)
+
+
+def resized(net: Transformer, shape: Shape) -> Transformer:
+    return net if shape == net.shape else inflate(net, shape)
 
 
 WIDE = replace(TARGET, intermediate_size=12288)
+#: 2.8 billion parameters and a drafter of 62 million: what a GPU of today takes seriously.
+BILLIONS = replace(TARGET, hidden_size=3072, num_hidden_layers=28, num_attention_heads=96, num_key_value_heads=24, intermediate_size=8192)
+MILLIONS = replace(EXTERNAL, hidden_size=1024, num_hidden_layers=6, num_attention_heads=32, num_key_value_heads=8, intermediate_size=2560)
 #: The targets of a run by name.
-TARGETS: Mapping[str, Size] = {"small": Size(TARGET), "inflated": Size(WIDE), "inflated-int8": Size(WIDE, "int8")}
+TARGETS: Mapping[str, Size] = {
+    "small": Size(TARGET), "inflated": Size(WIDE), "inflated-int8": Size(WIDE, "int8"), "3b": Size(BILLIONS, "bf16", MILLIONS),
+}  # fmt: skip
+#: Those that one CPU thread runs.
+CPU_TARGETS = ("small", "inflated", "inflated-int8")
 
 
 class Builtin:

@@ -7,6 +7,7 @@ longest draft, each at the smallest and largest batch, on text that no verificat
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +21,14 @@ from planner.deployment import Deployment, resolve
 from planner.round import round_time
 from planner.verify.arms import Arm, Visit, round_seconds
 from planner.verify.builtin import TARGETS
-from planner.verify.family import BLOCK, BLOCK_SIZE, EXTERNAL, HEAD, TARGET
+from planner.verify.family import BLOCK, BLOCK_SIZE, HEAD
 from planner.verify.hf_export import llama_config
 
 #: Rows of a pass that the family meets: batch 1 to 8 times 1 + D of 1 to 9.
 ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 40, 64, 72, 128)
 HELD_OUT_ROWS = (6, 12, 33)
+#: Rows on either side of the tiles of GPU kernels; a sweep measures those of them that it meets.
+ROWS_EDGES = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 112, 120, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 #: Fitted terms of a plain step, and those that a drafter adds.
 STEP_TERMS = ("per_step_s", "per_layer_s", "per_seq_s")
 IN_DRAFT = ("per_draft_pass_s", "lookup_base_s", "lookup_per_seq_s")
@@ -33,20 +36,26 @@ IN_REST = ("per_round_s", "per_verified_token_s")
 DRAFT_TERMS = (*IN_DRAFT, *IN_REST)
 
 
+#: What a config.json says of weights stored so.
+STORED: Mapping[str, Mapping[str, Any]] = {
+    "fp32": {}, "bf16": {"torch_dtype": "bfloat16"}, "int8": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+}  # fmt: skip
+
+
 def target_config(target: str) -> dict[str, Any]:
     """The target's config.json, as a checkpoint of that size and storage would have it."""
     size = TARGETS[target]
-    stored = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}} if size.weights == "int8" else {}
-    return llama_config(size.shape) | stored
+    return {**llama_config(size.shape), **STORED[size.weights]}
 
 
-def drafter_object(kind: str | None, match_prob: float | None = None) -> dict[str, Any] | None:
+def drafter_object(target: str, kind: str | None, match_prob: float | None = None) -> dict[str, Any] | None:
     """The `drafter` of a case for a drafter of the family."""
     match kind:
         case None:
             return None
         case "external":
-            return {"kind": kind, "model": llama_config(EXTERNAL)}
+            size = TARGETS[target]
+            return {"kind": kind, "model": {**llama_config(size.external), **(STORED["bf16"] if size.weights == "bf16" else {})}}
         case "dflash" | "dspark":
             return {"kind": kind, "layers": BLOCK.num_hidden_layers, "hidden_size": BLOCK.hidden_size, "block": BLOCK_SIZE}
         case "eagle3" | "mtp":
@@ -54,49 +63,74 @@ def drafter_object(kind: str | None, match_prob: float | None = None) -> dict[st
     return {"kind": kind} if match_prob is None else {"kind": kind, "match_prob": match_prob}
 
 
-def kernel_points(targets: Sequence[str]) -> list[Any]:
+@dataclass(frozen=True)
+class Kernels:
+    """Where kernels are measured: device, rows of a GEMM, (sequences, context) and query lengths of attention."""
+
+    device: str = "cpu"
+    rows: tuple[int, ...] = ROWS
+    cells: tuple[tuple[int, int], ...] = ((1, 128), (1, 256), (8, 128), (8, 256))
+    queries: tuple[int, ...] = (1, 2, 3, 5, 9)
+
+
+def kernel_points(targets: Sequence[str], where: Kernels | None = None) -> list[Any]:
     """Microbenchmark points: stream bandwidth, every matrix of the targets at the rows that occur, attention at their heads."""
-    from microbench.environment import cache_bytes
+    from microbench.attention import PACKED
+    from microbench.environment import cache_bytes, cuda_environment
     from microbench.plan import bandwidth_points, ordered, point
 
-    shapes = dict.fromkeys(shape for target in targets for shape in matrix_shapes(target))
-    points = [*bandwidth_points(cache_bytes())[:3], point("launch", 0, kind="tiny")]
-    for dtype, n, k in shapes:
-        points += [point("gemm", 3 if m in HELD_OUT_ROWS else 1, m in HELD_OUT_ROWS, dtype=dtype, m=m, n=n, k=k) for m in ROWS]
-    heads: dict[str, Any] = {"num_heads": TARGET.num_attention_heads, "num_kv_heads": TARGET.num_key_value_heads, "head_dim": TARGET.head_dim}
-    for seqs in (1, 8):
-        for query in (1, 2, 3, 5, 9):
-            held = query == 3
-            points += [
-                point("attention", 3 if held else 2, held, backend="sdpa", dtype="fp32", num_seqs=seqs, query_len=query, context_len=c, **heads)
-                for c in (128, 256)
-            ]
+    where = where or Kernels()
+    gpu = where.device == "cuda"
+    points = [*bandwidth_points(cuda_environment()["cache_bytes"] if gpu else cache_bytes())[:3], point("launch", 0, kind="tiny")]
+    held = set(HELD_OUT_ROWS) & set(where.rows[1:-1]) or set(where.rows[2:-1:4])
+    for dtype, n, k in dict.fromkeys(shape for target in targets for shape in matrix_shapes(target)):
+        points += [point("gemm", 3 if m in held else 1, m in held, dtype=dtype, m=m, n=n, k=k) for m in where.rows]
+    held_query = where.queries[len(where.queries) // 2]
+    for shape in dict.fromkeys(TARGETS[target].shape for target in targets):
+        heads: dict[str, Any] = {"num_heads": shape.num_attention_heads, "num_kv_heads": shape.num_key_value_heads, "head_dim": shape.head_dim}
+        heads |= {"backend": PACKED, "dtype": "bf16"} if gpu else {"backend": "sdpa", "dtype": "fp32"}
+        for (seqs, context), query in itertools.product(where.cells, where.queries):
+            out = query == held_query
+            points.append(point("attention", 3 if out else 2, out, num_seqs=seqs, query_len=query, context_len=context, **heads))
     return ordered(points)
 
 
 def matrix_shapes(target: str, share: float = 1.0) -> list[tuple[str, int, int]]:
     """(dtype, N, K) of a target's matrices as microbench names them, the largest first, down to those that together hold `share` of its weights.
 
-    What stays in fp32 beside int8 weights (LM head, drafters) is as small as the small target, and takes its matrices.
+    What stays in fp32 beside int8 weights (LM head, drafters) is as small as the small target, and takes its matrices; a drafter in bf16 has its own.
     """
     from microbench.gemm import INT8_WEIGHTS
 
-    case = Case.model_validate({"model": target_config(target), "gpu": "h100-sxm", "engine": "ideal", "context_len": 128, "concurrency": 1})
-    dtype = INT8_WEIGHTS if TARGETS[target].weights == "int8" else "fp32"
-    sizes = {(dtype, int(s.n), int(s.k)): float(s.n * s.k * count) for _, s, count in resolve(case).plan.gemms}
+    size = TARGETS[target]
+    own = heaviest(target_config(target), share)
+    match size.weights:
+        case "int8":
+            return [(INT8_WEIGHTS, n, k) for n, k in own] + matrix_shapes("small", share)
+        case "bf16":
+            return [("bf16", n, k) for n, k in [*own, *heaviest(llama_config(size.external), share)]]
+        case _:
+            return [("fp32", n, k) for n, k in own]
+
+
+def heaviest(config: Mapping[str, Any], share: float) -> list[tuple[int, int]]:
+    """(N, K) of a model's matrices, the largest first, down to those that together hold `share` of its weights."""
+    case = Case.model_validate({"model": config, "gpu": "h100-sxm", "engine": "ideal", "context_len": 128, "concurrency": 1})
+    sizes = {(int(s.n), int(s.k)): float(s.n * s.k * count) for _, s, count in resolve(case).plan.gemms}
     found, held = [], 0.0
-    for shape, size in sorted(sizes.items(), key=lambda item: -item[1]):
+    for shape, weights in sorted(sizes.items(), key=lambda item: -item[1]):
         if held < share * sum(sizes.values()):
             found.append(shape)
-        held += size
-    return found + (matrix_shapes("small", share) if dtype != "fp32" else [])
+        held += weights
+    return found
 
 
-def measure_kernels(targets: Sequence[str], budget_s: float, raw: Path) -> list[dict[str, Any]]:
+def measure_kernels(targets: Sequence[str], budget_s: float, raw: Path, where: Kernels | None = None) -> list[dict[str, Any]]:
     """Records of the microbenchmark; an unfinished raw file is gone on with."""
     from microbench.session import Settings, run
 
-    return list(run(Settings(device="cpu", budget_s=budget_s, points=kernel_points(targets), passes=2), raw).records)
+    where = where or Kernels()
+    return list(run(Settings(device=where.device, budget_s=budget_s, points=kernel_points(targets, where), passes=2), raw).records)
 
 
 def profile_of(records: Sequence[Mapping[str, Any]], target: str) -> GpuProfile:
@@ -119,7 +153,7 @@ def deployment(profile: GpuProfile, folder: Path, target: str, kind: str | None,
 
 def case_of(profile_path: Path, target: str, kind: str | None, match_prob: float | None = None) -> dict[str, Any]:
     """The deployment part of a case."""
-    return {"model": target_config(target), "gpu": str(profile_path), "engine": "builtin", "drafter": drafter_object(kind, match_prob)}
+    return {"model": target_config(target), "gpu": str(profile_path), "engine": "builtin", "drafter": drafter_object(target, kind, match_prob)}
 
 
 def profile_text(profile: GpuProfile) -> str:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from planner.draft import LOOKUP
-from planner.errors import InputError
 from planner.prediction import predict
 from planner.verify import costs
-from planner.verify.arms import Arm, Measured, Visit, match_prob, measure, survival_prob
+from planner.verify.arms import Arm, Measured, match_prob, measure, survival_prob
 from planner.verify.builtin import TARGETS, Builtin
 from planner.verify.compare import Predicted, Report, choices
 from planner.verify.family import KINDS, Family, load_family
+from planner.verify.journal import Journal
 from planner.verify.prompts import PromptSet
 
 #: Text that only calibration decodes.
@@ -75,52 +71,16 @@ FULL = Spec(
 )  # fmt: skip
 
 
-class Journal:
-    """JSON lines on disk: what is there is not done again."""
-
-    def __init__(self, path: Path, spec: Spec) -> None:
-        self.path = path
-        self.rows: list[dict[str, Any]] = []
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    self.rows.append(json.loads(line))
-                except ValueError:
-                    break  # the last line of a run that was killed while writing
-        wanted = json.loads(json.dumps(asdict(spec)))
-        if self.rows and self.rows[0].get("spec") != wanted:
-            raise InputError("holds another run", where=str(path), expected="the same arms, draft lengths and prompts", hint="Choose another --out.")
-        path.write_text("".join(json.dumps(r) + "\n" for r in self.rows), encoding="utf-8")
-        if not self.rows:
-            self.add({"spec": wanted})
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        with self.path.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(row) + "\n")
-
-    def visits(self, stage: str) -> dict[Arm, dict[int, Visit]]:
-        """Visits of a stage by arm and number, at the machine's usual speed over the whole run."""
-        usual_s = {target: float(np.median(seen)) for target, seen in self._reference_s().items()}
-        out: dict[Arm, dict[int, Visit]] = defaultdict(dict)
-        for r in self.rows:
-            if r.get("stage") == stage:
-                out[Arm(**r["arm"])][r["index"]] = Visit.from_json(r["visit"]).at_reference(usual_s[r["arm"]["target"]])
-        return out
-
-    def _reference_s(self) -> dict[str, list[float]]:
-        """Seconds of the reference work beside every visit, by target."""
-        seen: dict[str, list[float]] = defaultdict(list)
-        for r in self.rows:
-            if "visit" in r:
-                seen[r["arm"]["target"]].append(r["visit"]["reference_s"])
-        return seen
-
-    def reference_spread(self) -> tuple[float, float]:
-        """10th and 90th percentile of the machine's speed over its median."""
-        moved = np.concatenate([np.asarray(seen) / np.median(seen) for seen in self._reference_s().values()])
-        low, high = np.quantile(moved, [0.1, 0.9])
-        return float(low), float(high)
+def priced(profile: Path, arm: Arm, context_len: float, survival_prob: Sequence[float], match_prob: float | None = None) -> Predicted:
+    """The planner's answer for an arm on a profile file, acceptance given as survival at some draft length."""
+    case = costs.case_of(profile, arm.target, arm.drafter, match_prob)
+    case |= {"concurrency": arm.num_seqs, "context_len": round(context_len), "draft_len": arm.draft_len}
+    if arm.drafter is not None:
+        case["acceptance"] = {"survival_prob": list(survival_prob)}
+    p = predict(case)
+    return Predicted(
+        p.acceptance_len, p.round_s, p.draft_s, p.verify_s, p.overhead_s, p.tpot_s, p.tokens_per_s, p.speedup, p.speedup_low, p.speedup_high
+    )  # fmt: skip
 
 
 @dataclass
@@ -226,14 +186,8 @@ class Harness:
             if kind in LOOKUP:  # a round of this engine is as wide as its longest draft: it is plain only if no sequence found a match
                 match = 1.0 - (1.0 - matches[key]) ** arm.num_seqs
                 rates = [s * matches[key] / match for s in rates] if match else rates
-            case = costs.case_of(paths[arm.target, kind or "off"], arm.target, kind, match)
-            case |= {"concurrency": arm.num_seqs, "context_len": self.context_len[arm.workload], "draft_len": arm.draft_len}
-            if kind is not None:
-                case["acceptance"] = {"survival_prob": rates}
-            p = predict(case)
-            out[arm] = Predicted(
-                p.acceptance_len, p.round_s, p.draft_s, p.verify_s, p.overhead_s, p.tpot_s, p.tokens_per_s, p.speedup, p.speedup_low, p.speedup_high
-            )  # fmt: skip
+            path = paths[arm.target, kind or "off"]
+            out[arm] = priced(path, arm, self.context_len[arm.workload], rates, match)
         return out
 
     def _report(self) -> Report:
