@@ -67,6 +67,9 @@ def test_regret_is_what_the_recommended_draft_length_loses() -> None:
     (choice,) = choices(measured, predicted)
     assert (choice.recommended_draft_len, choice.best_draft_len) == (2, 4)
     assert choice.regret_frac == pytest.approx(0.2) and choice.on_off_right and choice.noise_frac == pytest.approx(0.03)
+    assert choice.on_off_clear
+    near = choices(measured | {D2: seen(102), D4: seen(101)}, predicted)[0]
+    assert near.on_off_right and not near.on_off_clear, "2 % apart where duplicates differ by 3 %"
     off = choices(measured, predicted | {D2: said(90), D4: said(80)})[0]
     assert off.recommended_draft_len == 0 and off.regret_frac == pytest.approx(1 / 3) and not off.on_off_right
     assert drift_frac(measured) == {"small/code/1": pytest.approx(0.03)}

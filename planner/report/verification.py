@@ -20,10 +20,12 @@ def headline(result: Result) -> str:
     """Two or three sentences: how right the draft length was, how right the numbers, and whether outputs stayed the same."""
     parts = []
     if result["mean_regret_frac"] is not None:
+        count, right = result["on_off_clear_count"], result["on_off_right_clear_frac"]
+        clear = f" ({percent(right, 0)} of the {count} where the two differ by more than duplicates do)" if count < len(result["choices"]) else ""
         parts.append(
             f"The recommended draft length lost {percent(result['mean_regret_frac'])} of the best measured throughput on average and"
             f" {percent(result['max_regret_frac'])} at worst over {len(result['choices'])} choices;"
-            f" on or off was right in {percent(result['on_off_right_frac'], 0)}."
+            f" on or off was right in {percent(result['on_off_right_frac'], 0)}{clear}."
         )
     if result["round_error_median"] is not None:
         parts.append(

@@ -41,6 +41,9 @@ class Choice:
     """1 - tokens/s of the recommended draft length over the best measured one."""
     noise_frac: float
     """What the duplicate arm of the cell differs by: regret below it is not told from zero."""
+    on_off_clear: bool
+    """Whether the measurement itself tells on from off: the best draft length and off differ by more than duplicates do, in this cell and
+    in the median of the run."""
 
     @property
     def on_off_right(self) -> bool:
@@ -68,7 +71,7 @@ class Report:
         """Medians over arms and means over choices."""
         both = [(self.predicted[a], m) for a, m in self.measured.items() if a in self.predicted and not a.copy]
         drafting = [(self.predicted[a], m) for a, m in self.measured.items() if a in self.predicted and a.drafter is not None]
-        regrets = [c.regret_frac for c in self.choices]
+        regrets, clear = [c.regret_frac for c in self.choices], [c for c in self.choices if c.on_off_clear]
 
         def median(values: Sequence[float]) -> float | None:
             return float(np.median(values)) if values else None
@@ -77,6 +80,8 @@ class Report:
             "mean_regret_frac": float(np.mean(regrets)) if regrets else None,
             "max_regret_frac": max(regrets, default=None),
             "on_off_right_frac": float(np.mean([c.on_off_right for c in self.choices])) if self.choices else None,
+            "on_off_clear_count": len(clear),
+            "on_off_right_clear_frac": float(np.mean([c.on_off_right for c in clear])) if clear else None,
             "al_error_median": median([abs(p.acceptance_len / m.acceptance_len - 1.0) for p, m in drafting]),
             "round_error_median": median([abs(p.round_s / m.round_s - 1.0) for p, m in both]),
             "tokens_per_s_error_median": median([abs(p.tokens_per_s / m.tokens_per_s - 1.0) for p, m in both]),
@@ -149,6 +154,7 @@ def gap(predicted: Predicted, seen: Measured) -> dict[str, Any]:
 def choices(measured: Mapping[Arm, Measured], predicted: Mapping[Arm, Predicted]) -> list[Choice]:
     """For every cell and drafter: the draft length with the most predicted tokens/s against the one with the most measured."""
     drift = drift_frac(measured)
+    usual = float(np.median(list(drift.values()))) if drift else math.nan
     found: dict[tuple[tuple[str, str, int], str], list[Arm]] = defaultdict(list)
     for arm in measured:
         if arm.drafter is not None and arm in predicted:
@@ -162,5 +168,8 @@ def choices(measured: Mapping[Arm, Measured], predicted: Mapping[Arm, Predicted]
         said = max(options, key=lambda a: predicted[a].tokens_per_s)
         best = max(options, key=lambda a: measured[a].tokens_per_s)
         regret = 1.0 - measured[said].tokens_per_s / measured[best].tokens_per_s
-        out.append(Choice(cell, kind, said.draft_len, best.draft_len, regret, drift.get("/".join(map(str, cell)), math.nan)))
+        noise = drift.get("/".join(map(str, cell)), math.nan)
+        margin = abs(max(measured[a].tokens_per_s for a in drafting) / measured[off].tokens_per_s - 1.0)
+        clear = not margin <= max(noise, usual)  # nothing to compare with (NaN) hides nothing
+        out.append(Choice(cell, kind, said.draft_len, best.draft_len, regret, noise, clear))
     return out

@@ -31,7 +31,7 @@ class Spec:
 
     blocks: tuple[tuple[str, tuple[str, ...], tuple[int, ...], tuple[str, ...]], ...]
     draft_lens: tuple[int, ...] = (1, 2, 4, 8)
-    output_len: int = 32
+    output_len: int = 40
     prompts: int = 8
     passes: int = 1
     """Every group of prompts is visited that often, and no arm less than `FEWEST_VISITS` times."""
