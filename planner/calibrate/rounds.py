@@ -30,9 +30,11 @@ ROUND_PARAMETERS = {
     "per_verified_token_s": (0.018, 0.0, 0.4),
     "per_verified_token_s@cdna": (0.036, 0.0, 0.4),
 }
-"""`name@start` holds on GPUs whose arch begins so. A verified token costs twice as much or more under ROCm: with one number for all GPUs, models
-left out are predicted worse there and elsewhere. The published 36 us are of a roofline without kernels' tiles, padding and samplers; what
-is priced apart here leaves about half of it on NVIDIA's GPUs."""
+"""`name@start` holds on GPUs whose arch begins so. A verified token costs twice as much under ROCm: with one number for all GPUs, models left
+out are predicted worse there and elsewhere. (Those sweeps do not state their concurrency: at twice the assumed 16 the number would be that of
+NVIDIA's GPUs, and predictions for such rows the same.) The published 36 us include what is priced apart here (tiles, padding, experts,
+samplers); about half is left on NVIDIA's GPUs. When differences between drafted arms weigh 4 to 64 times as much as their common level, the
+numbers come out at 16 to 21 and 44 to 47 us, also from a start at 36 us when they weigh most."""
 UNIT = 1e-3
 PRIOR_WEIGHT = 0.3
 """Pull towards the start, in log units: published fits of the same terms (0.8-1.5 ms, 0.4-0.9 ms with draft kernels inside, 36-121 us)

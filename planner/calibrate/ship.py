@@ -21,7 +21,8 @@ F = NDArray[np.float64]
 
 REFERENCE = {
     "steps": "served decode steps without speculation (tests/data/truth/silicon_dev.csv: H100, H200, B200; three engines); calibrate.engine",
-    "rounds": "draft-length sweeps in tests/data/truth/dsweeps_dev.jsonl, group-weighted, weak pull to published values; planner.calibrate.rounds",
+    "rounds": "draft-length sweeps of three engines (tests/data/truth/dsweeps_dev.jsonl), group-weighted, weak pull to published values;"
+    " planner.calibrate.rounds",
 }
 DATE = "2026-12-01"
 SHARE = 0.8

@@ -23,7 +23,8 @@ NOTES = {
 }
 PUBLISHED = """What people who compared draft lengths measured, and what the planner says without any baseline of theirs. Sources leave much
 unsaid: what was assumed for each stands in tests/data/truth/published_cases.json. `call` compares only the sign of the gain. "no answer" under
-DFlash at 185k: the drafter's own cache does not fit beside the target's. Power caps are not answered: no option caps a GPU's clock."""
+DFlash at 185k: the drafter's own cache does not fit beside the target's. Power caps are not answered: an RTX 5090 held to 400 of 600 W took
+23 % longer for a round of D = 6 (published), and arithmetic slowed in the same proportion explains 2 of these 23, so no option pretends to."""
 BINDING = """Sweeps where the D chosen with a baseline loses more than 3 %. Two draft lengths of one setup cost the same ratio of round times on
 every prompt set but for noise, so the scatter of that ratio over a source's prompt sets is what its figures can resolve (a dash: fewer than
 three sets); a loss within it names no better D. What is left: rows whose concurrency is assumed, engines whose speculative path is slower than
