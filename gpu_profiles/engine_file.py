@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
 from gpu_profiles.reader import Reader
-from gpu_profiles.schema import OVERHEAD_KEYS, EngineLimits, EngineProfile, EngineTier
+from gpu_profiles.schema import OVERHEAD_KEYS, EngineLimits, EngineProfile, EngineTier, Source
 
 
 def engine_from_json(data: object, where: str) -> EngineProfile:
@@ -17,6 +18,7 @@ def engine_from_json(data: object, where: str) -> EngineProfile:
     unknown = sorted(set(overheads) ^ set(OVERHEAD_KEYS))
     if unknown:
         raise r.error(f"overheads.{unknown[0]}", "unknown or missing overhead", expected=f"exactly {list(OVERHEAD_KEYS)}")
+    by_arch, their_sources = _by_arch(r, where)
     backends = {kind: MappingProxyType(dict(table)) for kind, table in r.take("attention_backends").items()}
     for kind, table in backends.items():
         if "default" not in table:
@@ -35,11 +37,34 @@ def engine_from_json(data: object, where: str) -> EngineProfile:
         drafters=MappingProxyType(dict(r.take("drafters"))),
         schedule=None if schedule is None else MappingProxyType(dict(schedule)),
         async_scheduling=bool(r.take("async_scheduling")), memory_frac_of=cast(Any, _one_of(r, "memory_frac_of", "total", "free")),
-        overheads=overheads, sources=r.sources,
+        overheads=overheads, overheads_by_arch=by_arch, lm_head_dtype=_lm_head_dtype(r, where),
+        sources=MappingProxyType({**r.sources, **their_sources}),
     )  # fmt: skip
     r.take_optional("limits_ref")
     r.done()
     return profile
+
+
+def _by_arch(r: Reader, where: str) -> tuple[Mapping[str, Mapping[str, float]], Mapping[str, Source]]:
+    """(start of an arch's name -> the numbers that replace the engine's own there, their sources)."""
+    data = dict(r.optional_object("overheads_by_arch") or {})
+    inner = Reader(data, where, "overheads_by_arch.")
+    tables = {start: inner.number_table(start, zero_ok=True) for start in data}
+    for start, table in tables.items():
+        if unknown := sorted(set(table) - set(OVERHEAD_KEYS)):
+            raise inner.error(f"{start}.{unknown[0]}", "unknown overhead", expected=f"some of {list(OVERHEAD_KEYS)}")
+    return MappingProxyType(tables), {f"overheads_by_arch.{field}": source for field, source in inner.sources.items()}
+
+
+def _lm_head_dtype(r: Reader, where: str) -> str | None:
+    """`lm_head`: {"dtype", "ref"}, storage of the LM head in the engine's own checkpoint format."""
+    cell = r.optional_object("lm_head")
+    if cell is None:
+        return None
+    inner = Reader(cell, where, "lm_head.")
+    dtype, _ = inner.text("dtype"), inner.text("ref")
+    inner.done()
+    return dtype
 
 
 def _one_of(r: Reader, field: str, *words: str) -> str:

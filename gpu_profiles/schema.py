@@ -209,10 +209,19 @@ class EngineProfile:
     """memory_frac applies to usable memory, or to what is free once the weights are loaded (then to the KV cache alone)."""
     overheads: Mapping[str, float]
     """What the engine adds to kernel sums: see OVERHEAD_KEYS."""
+    overheads_by_arch: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: MappingProxyType({}))
+    """Start of an arch's name (cdna: cdna3 and cdna4) -> numbers that replace `overheads` there."""
+    lm_head_dtype: str | None = None
+    """Storage of the LM head where the engine's checkpoint format quantises it along with the other weights; None = it stays 16-bit."""
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
     """`sources["overheads.per_round_s"]`, `sources["limits"]`, ..."""
     notes: tuple[str, ...] = ()
+
+    def overheads_on(self, arch: str) -> Mapping[str, float]:
+        """`overheads` as they apply on `arch`."""
+        own = [table for start, table in self.overheads_by_arch.items() if arch.startswith(start)]
+        return self.overheads if not own else dict(self.overheads) | dict(own[0])
 
     def attention_kernel_id(self, arch: str, kind: str = "gqa") -> str:
         """Attention kernel id this engine uses on `arch` for layers of `kind` (gqa, mla, sparse)."""

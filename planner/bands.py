@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 _FILE = Path(__file__).parent / "data" / "bands.json"
 
 
-class Band(NamedTuple):
-    """log(truth / prediction) lies in [low, high] in 80 % of left-out cases."""
+F = NDArray[np.float64]
 
-    low: float
-    high: float
+
+class Band(NamedTuple):
+    """log(truth / prediction) lies in [low, high] in 80 % of left-out cases. Numbers, or arrays that broadcast with what they belong to."""
+
+    low: F | float
+    high: F | float
 
 
 OTHER_GPU = "-other-gpu"
@@ -44,6 +47,23 @@ def tpot_regime(gpu: str, *, moe: bool, concurrency: float = 1.0, anchored_at: S
     return ("moe" if moe else "dense") + ("" if gpu in SERVED_GPUS else OTHER_GPU)
 
 
+SPEEDUP_REGIMES = {"draft-1": 1, "draft-2-3": 3, "draft-4-up": math.inf}
+"""Regime of a speedup -> the largest draft length in it. What the first verified token costs (another attention kernel, the engine's
+speculative path) is the doubtful part of a round; what further tokens add is known better, so the band narrows with D. Other predictors of
+the error (kind of drafter, batch, GPU family, experts, size of the gain) widen the left-out interval score instead of narrowing it."""
+
+
+def speedup_regime(draft_len: float) -> str:
+    """The regime of a speedup by its draft length; D = 0 (the K = 0 tier of a schedule) has the pooled one."""
+    return next((name for name, top in SPEEDUP_REGIMES.items() if draft_len <= top), "default") if draft_len > 0 else "default"
+
+
+def speedup_bands(draft_len: NDArray[np.int64]) -> Band:
+    """The speedup's band at each draft length, as arrays of its shape."""
+    found = [band("speedup", speedup_regime(float(d))) for d in draft_len.ravel()]
+    return Band(np.asarray([b.low for b in found]).reshape(draft_len.shape), np.asarray([b.high for b in found]).reshape(draft_len.shape))
+
+
 @lru_cache(maxsize=1)
 def _table() -> dict[str, list[float]]:
     return json.loads(_FILE.read_text(encoding="utf-8"))["bands"]  # type: ignore[no-any-return]
@@ -59,11 +79,8 @@ def band(quantity: str, regime: str) -> Band:
 def quotient(a: Band, b: Band) -> Band:
     """The band of a / b of independent errors: TPOT with drafts is TPOT without them over the speedup."""
     middle = (a.high + a.low) / 2.0 - (b.high + b.low) / 2.0
-    half = math.hypot(a.high - a.low, b.high - b.low) / 2.0
+    half = np.hypot(a.high - a.low, b.high - b.low) / 2.0
     return Band(middle - half, middle + half)
-
-
-F = NDArray[np.float64]
 
 
 def spread(value: F | float, b: Band, extra: F | float = 0.0) -> tuple[F, F]:

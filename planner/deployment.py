@@ -260,7 +260,8 @@ def dtypes_of(model: ModelSpec, case: Case, gpu: GpuProfile, engine: EngineProfi
     block = model.quant.block_scaled
     if isinstance(case.weights_dtype, str):
         weights.update(dict.fromkeys(QUANTISED, case.weights_dtype))
-        weights.update(lm_head=model.base_dtype, router=model.base_dtype)
+        head = engine.lm_head_dtype if case.weights_dtype not in ("bf16", "fp16", "fp32") else None
+        weights.update(lm_head=head or model.base_dtype, router=model.base_dtype)
         kv, block = "bf16", case.weights_dtype == "fp8" and (block or model.is_moe)  # FP8 checkpoints of MoE models are block-scaled
     elif isinstance(case.weights_dtype, WeightsByClass):
         named = case.weights_dtype.model_dump(exclude_none=True)
@@ -390,8 +391,11 @@ def place_drafter(drafter: DrafterSpec, model: ModelSpec, layout: Layout, dtypes
     spread = Layout(tp, 1, layout.dp, layout.ep) if moe and drafter.gpu is None and tp == layout.tp else Layout(tp)
     base = widest(own.gpu)
     stored = drafter.weights_dtype or base
-    weights = dict.fromkeys(QUANTISED, stored) | {"lm_head": base, "router": base}
-    act = {d: own.engine.act_dtype(d, own.gpu)[0] for d in {stored, base}}
+    head = base
+    if drafter.kind in SHARES_HEAD and not drafter.embed_params and drafter.head_vocab == model.vocab_size:
+        head = dtypes.weights.get("lm_head", base)
+    weights = dict.fromkeys(QUANTISED, stored) | {"lm_head": head, "router": base}
+    act = {d: own.engine.act_dtype(d, own.gpu)[0] for d in {stored, base, head}}
     types = Dtypes(weights=weights, act=act, kv=drafter.kv_dtype or dtypes.kv, attn=base)
     notes = (*drafter.assumptions, f"drafter weights in {stored}, tp {tp}")
     if drafter.gpu is not None and (drafter.n_gpus or tp) < tp:
@@ -409,6 +413,9 @@ def place_drafter(drafter: DrafterSpec, model: ModelSpec, layout: Layout, dtypes
     )
     return plan, notes
 
+
+SHARES_HEAD = ("mtp", "dflash", "dspark")
+"""Drafters that read the target's own LM head, in its dtype (unless they bring a table or a smaller vocabulary)."""
 
 LINK_ROUND_TRIP_S = 20e-6
 """Draft tokens there and back between devices: two 10 us peer messages (the p2p latency aiconfigurator assumes; DESIGN section 3)."""

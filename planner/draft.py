@@ -51,8 +51,8 @@ class DraftPlan:
 
     @property
     def wide(self) -> str:
-        """What is never quantised computes in the device's 16-bit dtype (bf16; fp16 or fp32 where there is none), as the LM head does."""
-        return "bf16" if self.body is None else self.body.dtypes.weights.get("lm_head", "bf16")
+        """What is never quantised computes in the device's 16-bit dtype (bf16; fp16 or fp32 where there is none), as the router does."""
+        return "bf16" if self.body is None else self.body.dtypes.weights.get("router", "bf16")
 
     @property
     def weight_bytes(self) -> float:

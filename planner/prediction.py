@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.acceptance.survival import survival_from
-from planner.bands import band, quotient, spread, tpot_regime
+from planner.bands import band, quotient, speedup_regime, spread, tpot_regime
 from planner.cases import Case, Prediction, parse_case
 from planner.deployment import Deployment, cached_resolve, deployment_key
 from planner.draft import LOOKUP
@@ -252,7 +252,7 @@ def _one(dep: Deployment, a: _Asked, row: _Row) -> Prediction:
     measured = [b.concurrency for b in c.baseline]
     regime = tpot_regime(dep.gpu.id, moe=dep.model.is_moe, concurrency=max(num_seqs, 1), anchored_at=measured, adapted=dep.machine.adapted)
     drafting = c.draft_len > 0 or dep.k0_tier
-    times, gain = band("tpot", regime), band("speedup", "default")
+    times, gain = band("tpot", regime), band("speedup", speedup_regime(c.draft_len))
     low, high = spread(tpot, quotient(times, gain) if drafting else times, a.acceptance_band)
     s_low, s_high = spread(speedup, gain, a.acceptance_band) if drafting else (1.0, 1.0)
     warnings = [*a.warnings, *dep.warnings, *dep.memory_notes]

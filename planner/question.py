@@ -85,10 +85,6 @@ class Run:
             for c in self.question.concurrency
         ]
 
-    @cached_property
-    def speedup_band(self) -> Band:
-        return band("speedup", "default")
-
 
 def check(q: Question) -> None:
     """Options that a Case does not see."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.bands import quotient, spread
+from planner.bands import band, quotient, speedup_bands, speedup_regime, spread
 from planner.edges import edges_of
 from planner.question import Run
 from planner.roofline import PARTS
@@ -82,7 +82,7 @@ def recommend(run: Run, i: int, j: int) -> dict[str, Any]:
     grid, off = run.grids[int(cell.arm[k])].served, run.off.served
     at = int(np.flatnonzero(run.grids[int(cell.arm[k])].draft_len == d)[0])
     speedup = float(grid.tokens_per_s[i, at, j] / off.tokens_per_s[i, 0, j])
-    doubt = run.speedup_band
+    doubt = band("speedup", speedup_regime(d))
     low, high = (1.0, 1.0) if d == 0 else map(float, spread(speedup, doubt, float(cell.acceptance_band[k])))
     near = sorted({int(cell.draft_len[n]) for n in choice.near_optimal if cell.arm[n] == cell.arm[k]} | {d})
     return head | {
@@ -199,9 +199,10 @@ def _grid_columns(run: Run, a: int) -> dict[str, NDArray[Any]]:
     shape = s.tpot_s.shape
     al_band = np.zeros(len(g.draft_len)) if arm.survival is None else np.asarray([arm.survival.log_band(int(d)) for d in g.draft_len])
     speedup = s.tokens_per_s / np.broadcast_to(run.off.served.tokens_per_s, shape)
-    bands = run.tpot_bands if arm.survival is None else [quotient(b, run.speedup_band) for b in run.tpot_bands]
+    gain = speedup_bands(g.draft_len[None, :, None])
+    bands = run.tpot_bands if arm.survival is None else [quotient(b, gain) for b in run.tpot_bands]
     low, high = (np.concatenate(x) for x in zip(*(spread(s.tpot_s[i : i + 1], b, al_band[None, :, None]) for i, b in enumerate(bands)), strict=True))
-    s_low, s_high = (speedup, speedup) if arm.survival is None else spread(speedup, run.speedup_band, al_band[None, :, None])
+    s_low, s_high = (speedup, speedup) if arm.survival is None else spread(speedup, gain, al_band[None, :, None])
     gpus = arm.dep.layout.n_gpus + arm.dep.extra_gpus
     same_batch = bool((s.num_seqs == np.broadcast_to(run.off.served.num_seqs, shape)).all())
     target = run.off.served.round.round_s if same_batch else target_step(run.arms[0].dep, s.num_seqs, run.traffic, run.anchor)

@@ -77,12 +77,12 @@ class Machine:
         """The engine's numbers, those adapted to this machine (`calibrate --from-bench`) in place of the global ones."""
         own = (self.gpu.calibration or {}).get("overheads")
         adapted = own.get(self.engine.id, {}) if isinstance(own, Mapping) else {}
-        return dict(self.engine.overheads) | {k: float(v) for k, v in adapted.items()}
+        return dict(self.engine.overheads_on(self.gpu.arch)) | {k: float(v) for k, v in adapted.items()}
 
     @property
     def adapted(self) -> bool:
         """True when served runs of this machine moved the engine's numbers."""
-        return self.overheads != dict(self.engine.overheads)
+        return self.overheads != dict(self.engine.overheads_on(self.gpu.arch))
 
     def fit(self, op: str, dtype: str) -> Fitted[Any]:
         """Fitted numbers of a kernel class in a dtype, with provenance and residual band."""

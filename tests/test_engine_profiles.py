@@ -124,6 +124,16 @@ def test_engines_name_kernels_and_drafters_that_exist(engine_id: str) -> None:
         engine.attention_kernel_id("hopper", "mamba")
 
 
+def test_numbers_of_an_architecture_replace_the_engine_s_own() -> None:
+    vllm = load_engine("vllm")
+    assert vllm.overheads_on("hopper") == vllm.overheads
+    for arch in ("cdna3", "cdna4"):
+        assert vllm.overheads_on(arch) == dict(vllm.overheads) | dict(vllm.overheads_by_arch["cdna"])
+    assert vllm.overheads_on("cdna3")["per_verified_token_s"] > vllm.overheads["per_verified_token_s"]
+    assert vllm.sources["overheads_by_arch.cdna.per_verified_token_s"].origin == "fitted"
+    assert load_engine("llamacpp").lm_head_dtype == "int8" and vllm.lm_head_dtype is None
+
+
 def test_default_attention_backends() -> None:
     vllm, sglang, trtllm = load_engine("vllm"), load_engine("sglang"), load_engine("tensorrt-llm")
     assert [vllm.attention_kernel_id(a) for a in ("hopper", "blackwell", "ampere", "cdna3")] == ["fa3", "trtllm-gen", "fa2", "vllm-triton"]
@@ -197,6 +207,8 @@ def test_engine_names() -> None:
         ("overheads", {"per_step_s": {"value": 0, **GOOD}}, "mine.json: overheads.eager_per_layer_s: unknown or missing overhead"),
         ("attention_backends", {"gqa": {"hopper": "fa3"}}, "mine.json: attention_backends.gqa: no `default` kernel"),
         ("driver", "x", "mine.json: driver: unknown key"),
+        ("overheads_by_arch", {"cdna": {"per_week_s": {"value": 1, **GOOD}}}, "mine.json: overheads_by_arch.cdna.per_week_s: unknown overhead"),
+        ("lm_head", {"dtype": "int8"}, "mine.json: lm_head.ref: missing"),
     ],
 )
 def test_bad_engine_files_say_where(field: str, value: object, message: str) -> None:

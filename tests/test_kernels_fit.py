@@ -164,6 +164,17 @@ def test_experts_touched_limits() -> None:
     assert experts_touched(256, 8, 4, 6, 0.0) > experts_touched(256, 8, 4, 6, 0.5) > experts_touched(256, 8, 4)
 
 
+def test_tokens_of_a_sequence_touch_no_more_experts_than_independent_ones() -> None:
+    """A long draft meets its own experts again, however little neighbours share."""
+    rows = np.arange(1.0, 65.0)
+    alone = np.asarray([float(experts_touched(128, 8, q)) for q in rows])
+    together = experts_touched(128, 8, 1, rows, 0.3)
+    assert (together <= alone + 1e-9).all() and (np.diff(together) > 0).all() and (np.diff(np.diff(together)) < 0).all()
+    assert experts_touched(128, 8, 1, rows, 0.0) == pytest.approx(alone)
+    # four tokens load 2.5 to 3.6 times the experts of one: measured on a served MoE (Cohere), independent routing
+    assert 2.5 < float(experts_touched(128, 8, 1, 4, 0.3)) / 8 < 3.64
+
+
 def test_padded_rows_is_the_tile_layout_of_the_kernel() -> None:
     kernel = load_attention_kernel("fa3")
     rows, passes = padded_rows(np.array([1.0, 16.0, 17.0]), 8, 128, kernel)

@@ -21,4 +21,5 @@ def test_every_arm_is_answered_or_says_why_not() -> None:
 def test_gains_and_losses_are_told_apart() -> None:
     calls = [r["call"] for r in published_rows(find_data(None))]
     assert calls.count("right") >= 18
-    assert calls.count("wrong") <= 2  # vLLM 48944 at 900 tokens (-7 %), SpecForge 339 at one request (-28 %)
+    # vLLM 48944 at 400 and 900 tokens (throughput -21 and -7 % while TPOT gains: its prefill is unstated), SpecForge 339 at one request (-28 %)
+    assert calls.count("wrong") <= 3

@@ -69,7 +69,7 @@ class ServedRows:
 def with_overheads(dep: Deployment, **changes: float) -> Deployment:
     """The deployment under an engine that adds nothing but `changes`."""
     nothing = dict.fromkeys(dep.engine.overheads, 0.0) | {"kernel_scale": 1.0} | changes
-    return replace(dep, machine=replace(dep.machine, engine=replace(dep.engine, overheads=nothing)))
+    return replace(dep, machine=replace(dep.machine, engine=replace(dep.engine, overheads=nothing, overheads_by_arch={})))
 
 
 def served_rows(data: Data) -> ServedRows:

@@ -8,11 +8,11 @@ from planner.kernels.attention import AttentionFit, attention_time, mla_time, pa
 from planner.kernels.base import BOUNDS, KernelTime
 from planner.kernels.comm import CommFit, allgather_time, allreduce_time, alltoall_time
 from planner.kernels.gemm import GemmFit, gemm_time
-from planner.kernels.moe import MoeFit, effective_top_k, experts_touched, moe_time
+from planner.kernels.moe import MoeFit, experts_touched, independent_tokens, moe_time
 from planner.kernels.state import StateFit, state_time
 
 __all__ = [
     "BOUNDS", "AttentionFit", "CommFit", "GemmFit", "KernelTime", "MoeFit", "StateFit", "allgather_time", "allreduce_time",
-    "alltoall_time", "attention_time", "effective_top_k", "experts_touched", "gemm_time", "mla_time", "moe_time", "padded_rows",
+    "alltoall_time", "attention_time", "experts_touched", "gemm_time", "independent_tokens", "mla_time", "moe_time", "padded_rows",
     "state_time",
 ]  # fmt: skip

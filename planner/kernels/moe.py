@@ -10,17 +10,21 @@ from gpu_profiles.schema import GpuProfile
 from planner.kernels.base import Array, KernelTime, Num, Params, as_array, kernel_time, smooth_max
 
 
-def effective_top_k(top_k: Num, query_len: Num, overlap: Num) -> Array:
-    """Distinct experts that query_len tokens of one sequence ask for: k (1 + (q - 1)(1 - o)), o = share a further token re-uses."""
-    return as_array(as_array(top_k) * (1.0 + (as_array(query_len) - 1.0) * (1.0 - as_array(overlap))))
+def independent_tokens(query_len: Num, overlap: Num) -> Array:
+    """Independently routed tokens that query_len tokens of one sequence are worth: 1 + (q - 1)(1 - o)."""
+    return as_array(1.0 + (as_array(query_len) - 1.0) * (1.0 - as_array(overlap)))
 
 
 def experts_touched(num_experts: Num, top_k: Num, num_seqs: Num, query_len: Num = 1.0, overlap: Num = 0.0) -> Array:
-    """Expected distinct experts: E (1 - (1 - k_eff/E)^n) over n independent sequences of query_len tokens each."""
+    """Expected distinct experts: E (1 - (1 - k/E)^(n q_eff)) over n sequences of query_len tokens, worth q_eff independent tokens each.
+
+    Further tokens of a sequence meet experts that any earlier one has read, so their share falls along a long draft as it does over a
+    batch: never more than independent routing touches.
+    """
     experts = as_array(num_experts)
-    share = np.minimum(effective_top_k(top_k, query_len, overlap) / experts, 1.0)
+    share = np.minimum(as_array(top_k) / experts, 1.0)
     with np.errstate(divide="ignore"):
-        return as_array(-experts * np.expm1(as_array(num_seqs) * np.log1p(-share)))
+        return as_array(-experts * np.expm1(as_array(num_seqs) * independent_tokens(query_len, overlap) * np.log1p(-share)))
 
 
 @dataclass(frozen=True, slots=True)

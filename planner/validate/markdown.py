@@ -23,7 +23,12 @@ NOTES = {
 }
 PUBLISHED = """What people who compared draft lengths measured, and what the planner says without any baseline of theirs. Sources leave much
 unsaid: what was assumed for each stands in tests/data/truth/published_cases.json. `call` compares only the sign of the gain. "no answer" under
-DFlash at 185k: the drafter's own cache does not fit beside the target's. Power caps are not answered: no option caps a GPU's clock."""
+DFlash at 185k: the drafter's own cache does not fit beside the target's. Power caps are not answered: an RTX 5090 held to 400 of 600 W took
+23 % longer for a round of D = 6 (published), and arithmetic slowed in the same proportion explains 2 of these 23, so no option pretends to."""
+BINDING = """Sweeps where the D chosen with a baseline loses more than 3 %. Two draft lengths of one setup cost the same ratio of round times on
+every prompt set but for noise, so the scatter of that ratio over a source's prompt sets is what its figures can resolve (a dash: fewer than
+three sets); a loss within it names no better D. What is left: rows whose concurrency is assumed, engines whose speculative path is slower than
+its kernels (n-gram in TensorRT-LLM, SGLang without overlapped scheduling), and throughput of 256 short requests whose prefill is unstated."""
 MORE = """From more than one AL, by the shipped laws (fitted to these curves too). What a list says of larger D is the weakest: block drafters
 of another block are no truncation of each other, and beyond its trained block a drafter falls in ways that no list shows."""
 #: What may be behind the worst groups: guesses by whoever read them last, not findings.
@@ -31,10 +36,11 @@ GUESSES = {
     "serving": "Guesses at causes: gpt-oss on B200 comes out 15-24 % slow at every load (MXFP4 experts, priced from tables of neighbouring formats);"
     " Qwen3.5-397B and GLM-5 on SGLang 18-28 % fast (early builds of their hybrid and token-sparse kernels); Qwen3-32B on H100 with SGLang slow at"
     " high load only (that version hides part of the prefill); five gpt-oss rows on H100 come from one release candidate.",
-    "sweeps": "Guesses at causes: SpecForge 339 ran SGLang without overlapped scheduling (a round cost 2.6 plain steps, here 1.8); z-lab's"
-    " Qwen3.6-35B-A3B is a coin toss between D = 7 and 15 for a block drafter; the AMD rows do not state their concurrency.",
+    "sweeps": "Guesses at causes: SpecForge 339 ran SGLang without overlapped scheduling (a round cost 2.6 plain steps, here 1.8), and so"
+    " did SGLang's DFlash until mid-2026, z-lab's rows among them (a round takes 2 to 3 ms more at every batch; today's release overlaps"
+    " both); the AMD rows do not state their concurrency.",
 }
-COUNTS = ("rows", "refused", "stacks", "n_off")
+COUNTS = ("rows", "refused", "stacks", "n_off", "sweeps")
 WORST_SHOWN = 10
 
 
@@ -50,11 +56,15 @@ def accuracy_markdown(result: Mapping[str, Any]) -> str:
         if name in GUESSES:
             parts += [GUESSES[name], ""]
     parts += ["## Published comparisons", "", PUBLISHED, "", _rows(result["published"]), ""]
+    parts += ["## What binds the choice of D", "", BINDING, "", _rows(result["binding"]), ""]
+    parts += ["Intervals: 90 %, (source, model) groups resampled.", "", _rows(result["binding_summary"]), ""]
     parts += ["## Simple rules on the same sweeps", "", _rows(result["rules"]), ""]
     parts += ["## Acceptance carried to another D (sources left out)", "", _rows(result["acceptance"]), ""]
     parts += [MORE, "", _rows(result["acceptance_more"]), ""]
     if "left_out" in result:
         parts += ["## Groups left out and re-fitted", "", _rows(result["left_out"]), ""]
+    if "choices_left_out" in result:
+        parts += ["The choice of D by those fits, of sweeps on engines that are fitted:", "", _rows(result["choices_left_out"]), ""]
     if "refitted" in result:
         numbers = [{"number": k, "re-fitted": f"{v:.3g}"} for k, v in result["refitted"]["overheads"].items()]
         bands = [{"number": f"band {k}", "re-fitted": f"{lo:+.3f} to {hi:+.3f} (log)"} for k, (lo, hi) in result["refitted"]["bands"].items()]

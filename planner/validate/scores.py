@@ -22,6 +22,7 @@ from planner.cases import Prediction
 from planner.errors import InputError
 from planner.kernel_cases import kernel_time
 from planner.prediction import predict_many
+from planner.validate.binding import Choice, binding_rows, binding_summary
 from planner.validate.published import published_rows
 from planner.validate.rows import (
     Data,
@@ -163,6 +164,7 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
     got = _answers(cases)
     regrets, on, off, off_strict, speedups, absolute, times, bands, points = [], [], [], [], [], [], [], [], []
     groups = defaultdict[tuple[str, ...], list[float]](list)
+    choices: list[Choice] = []
     refused = 0
     for s in rows:
         answers = {int(a["D"]): got.get(f"{s.id}|{a['D']}") for a in s.arms}
@@ -183,6 +185,7 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
                         off_by = rate[d] / s.value(arm)  # truth over prediction, as a factor on TPOT
                         absolute.append(abs(off_by - 1.0))
                         times.append((answer.tpot_low_s / answer.tpot_s, answer.tpot_high_s / answer.tpot_s, off_by))
+        choices.append(Choice(s, chosen))
         regret = regret_of(s, chosen)
         regrets.append(regret)
         groups[s.group,].append(regret)
@@ -215,7 +218,7 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
         **interval(bands, points),
     }
     worst = [{"group": k[0], "rows": len(v), "mean": float(np.mean(v))} for k, v in groups.items()]
-    return {"figures": figures, "groups": sorted(worst, key=lambda r: -float(r["mean"])), "lacking": dict(lacking)}
+    return {"figures": figures, "groups": sorted(worst, key=lambda r: -float(r["mean"])), "lacking": dict(lacking), "choices": choices}
 
 
 def constant_rule_by_group(rows: Sequence[Sweep]) -> float:
@@ -343,11 +346,14 @@ def validate_all(root: Path | None = None, *, refit: bool = False) -> dict[str, 
         "acceptance": leave_out_table(_json_lines(data.truth / "al_transfer_dev.jsonl")),
         "acceptance_more": carried_from_more(_json_lines(data.truth / "al_transfer_dev.jsonl")),
     }
+    choices = [result[name].pop("choices") for name in ("sweeps", "sweeps_nobase", "sweeps_one_al")][0]
+    result |= {"binding": binding_rows(choices), "binding_summary": binding_summary(choices)}
     if refit:
         from planner.calibrate.engine import left_out
-        from planner.calibrate.rounds import rounds_left_out
+        from planner.calibrate.rounds import choices_left_out, rounds_left_out
         from planner.calibrate.ship import shipped
 
         result["left_out"] = left_out(data) + rounds_left_out(data)
+        result["choices_left_out"] = choices_left_out(data)
         result["refitted"] = shipped(data)
     return result
