@@ -2,14 +2,14 @@
 
 A list holds s_1..s_D of rounds that drafted D tokens. It is not the same list at another D: rounds of more drafts accept less at every
 position, whatever drafts. A round starts where the last one broke off, so the longer the rounds, the fewer of them lie in easy text and
-the more in hard text; block drafters feel the wider block besides. In every published pair of lists the hazard of a position follows
+the more in hard text; block drafters feel the wider block besides. In the published lists the hazard of a position goes with D about as
 
     -ln s_i(D') = -ln s_i(D) * (D' / D) ** width_power
 
 with one `width_power` for all kinds. Positions that the list does not have follow the kind's law at fixed D, whose exponent is smaller by
 `width_power` (the law for one AL is s_D in rounds of D, so its exponent holds both), bent by the list itself. Lengths are tokens.
 
-Fitted by `fit_lists` from tests/data/truth/al_transfer_dev.jsonl (one source, six models, four kinds) and kept in planner/data/transfer.json.
+Fitted by `fit_lists` from tests/data/truth/al_transfer_dev.jsonl (one source, five models, four kinds) and kept in planner/data/transfer.json.
 """
 
 from __future__ import annotations
