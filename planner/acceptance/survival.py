@@ -2,7 +2,8 @@
 
 s_i = P(first i draft tokens all accepted), non-increasing, and AL(D) = 1 + s_1 + ... + s_D tokens per round, bonus included.
 Everything a user can know (per-position rates, one AL, several, alpha, a workload) becomes a `Survival`; it says what it rests on and how
-sure it is. What was measured is returned as measured; what lies beyond follows the drafter kind's law (`planner.acceptance.transfer`).
+sure it is. What was measured is returned as measured; what lies beyond follows the drafter kind's law (`planner.acceptance.transfer`),
+and a per-position list is carried to rounds of another length (`planner.acceptance.listed`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.acceptance import priors
-from planner.acceptance.transfer import Floats, Law, band, check_kind, law_for
+from planner.acceptance.listed import at_width, fixed_width, lengths, list_band, list_law_for
+from planner.acceptance.transfer import Floats, Law, band, bend, check_kind, law_for
 from planner.errors import InputError, suggest
 
 FORMS = {
@@ -26,12 +28,8 @@ FORMS = {
     "alpha": ("alpha",),
     "workload": ("workload",),
 }
-_LIST_BAND = 0.018
-"""80 % error of reading AL(D) off a list measured at a larger D (the profile depends a little on D): 1.1 median, 2.3 % p90 published."""
 _TWO_POINT_SHARE = 0.6
 """Two measured D halve the transfer error (published 0.7 / 3.7 % against 1.4 / 5.5 %); kept wider."""
-_POINT_NOISE, _EXPONENT_SPREAD = 0.015, 0.15
-"""Relative noise of one measured AL, and how far a drafter's exponent strays from its kind's: how far two points may bend the law."""
 _BONUS = "AL counts the bonus token of every round (TensorRT-LLM's forced count and 'accepted per draft' do not: add 1)."
 
 
@@ -40,7 +38,8 @@ class Survival:
     """Survival curve of one drafter on one traffic.
 
     `measured_at` is the largest measured D (None: nothing was measured), `anchors` the (D, AL) that are returned as given,
-    `rel_band` the 80 % relative half-widths (down, up) of the given value itself.
+    `rel_band` the 80 % relative half-widths (down, up) of the given value itself. `listed`: `survival_prob` is a per-position list of rounds
+    of `measured_at` drafts, and positions in rounds of another length follow with `width_power`.
     """
 
     survival_prob: tuple[float, ...]
@@ -53,11 +52,20 @@ class Survival:
     law: Law = Law()
     hazard: float = math.inf
     listed: bool = False
+    width_power: float = 0.0
     notes: tuple[str, ...] = ()
     has_data: bool = True
 
     def survival(self, draft_len: int) -> Floats:
-        """s_1..s_D; beyond the known positions by the law, zero beyond the trained block."""
+        """s_1..s_D of rounds of D drafts; beyond the known positions by the law, zero beyond the trained block."""
+        s = self._as_measured(draft_len)
+        if not self.listed or draft_len == self.measured_at or not self.measured_at:
+            return s
+        widest = draft_len if self.block is None else min(draft_len, max(self.block, self.measured_at))
+        return at_width(s, self.measured_at, widest, self.width_power)
+
+    def _as_measured(self, draft_len: int) -> Floats:
+        """s_1..s_D of rounds as long as the measured ones."""
         known = np.asarray(self.survival_prob[:draft_len], dtype=np.float64)
         if len(known) == draft_len:
             return known
@@ -78,12 +86,19 @@ class Survival:
         wanted = np.asarray(draft_len, dtype=np.int64)
         if np.any(wanted < 0):
             raise InputError("a draft length is negative", where="draft_len", got=int(wanted.min()), expected="0 or more")
-        table = np.concatenate([[1.0], 1.0 + np.cumsum(self.survival(int(wanted.max(initial=0))))])
+        table = self._table(int(wanted.max(initial=0)))
         for anchor, value in self.anchors:
             if anchor < len(table):
                 table[anchor] = value
         out = np.asarray(table[wanted])
         return out if wanted.ndim else float(out)
+
+    def _table(self, most: int) -> Floats:
+        """AL(0..most) by the curve alone."""
+        if self.listed and self.measured_at:
+            s = self._as_measured(max(most, self.measured_at))
+            return lengths(s, self.measured_at, self.width_power, self.block)[: most + 1]
+        return np.concatenate([[1.0], 1.0 + np.cumsum(self.survival(most))])
 
     @property
     def conditional_prob(self) -> tuple[float, ...]:
@@ -107,10 +122,8 @@ class Survival:
         if not self.anchors:
             return 0.0, 0.0
         nearest = min((d for d, _ in self.anchors), key=lambda d: abs(math.log(draft_len / d)))
-        if self.listed and draft_len < nearest:
-            return _LIST_BAND, _LIST_BAND
-        down, up = band(self.kind, nearest, draft_len)
-        share = _TWO_POINT_SHARE if self.listed or len(self.anchors) > 1 else 1.0
+        down, up = (list_band if self.listed else band)(self.kind, nearest, draft_len)
+        share = _TWO_POINT_SHARE if len(self.anchors) > 1 else 1.0
         past = 0.05 if self.block is not None and draft_len > self.block and nearest != draft_len else 0.0
         return math.hypot(share * down, past), math.hypot(share * up, past)
 
@@ -195,10 +208,13 @@ def _from_list(raw: object, kind: str, where: str, block: int | None) -> Surviva
     fixed = isotonic(rates)
     notes = () if fixed == rates else ("per-position rates rose with position: fixed by isotonic regression (the sum is kept)",)
     anchors = tuple((n + 1, 1.0 + total) for n, total in enumerate(np.cumsum(fixed).tolist()))
-    law, hazard = _bend(law_for(kind), anchors)
+    several = len(fixed) > 1  # one rate is one AL, and carried as such
+    power = list_law_for(kind).width_power if several else 0.0
+    law, hazard = fixed_width(law_for(kind), fixed, power)
+    basis = f"per-position survival measured at D={len(fixed)}" + (", other D as lists of this kind carry" if power else "")
     return Survival(
-        tuple(fixed), kind, f"per-position survival measured at D={len(fixed)}", len(fixed), anchors[-1:],
-        block=block, law=law, hazard=hazard, listed=True, notes=notes,
+        tuple(fixed), kind, basis, len(fixed), anchors[-1:],
+        block=block, law=law, hazard=hazard, listed=several, width_power=power, notes=notes,
     )  # fmt: skip
 
 
@@ -214,7 +230,7 @@ def _from_points(points: list[tuple[int, float]], kind: str, stored: int, block:
     if max(off) > 1e-9:
         notes = ("the points are not a falling-gain curve (noise, or a drafter past its block): fixed by isotonic regression",)
     anchors = tuple(zip(ends, (1.0 + np.cumsum(np.array(fixed) * steps)).tolist(), strict=True))
-    law, hazard = _bend(law_for(kind), anchors)
+    law, hazard = bend(law_for(kind), anchors)
     s = _fill(law, hazard, np.array(fixed), steps)
     made = Survival(
         tuple(s), kind, "AL measured at D=" + ", ".join(map(str, ends)), ends[-1], anchors if not notes else _kept(points, anchors),
@@ -226,24 +242,6 @@ def _from_points(points: list[tuple[int, float]], kind: str, stored: int, block:
 def _kept(points: list[tuple[int, float]], fixed: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
     """Anchors after a fix: those the fix left alone keep the given value to the last bit."""
     return tuple((d, v if abs(v - f) < 1e-9 else f) for (d, v), (_, f) in zip(points, fixed, strict=True))
-
-
-def _bend(law: Law, anchors: Sequence[tuple[int, float]]) -> tuple[Law, float]:
-    """The kind's law with the exponent that several anchors ask for (a ridge holds it near the kind's), and its hazard."""
-    last, value = anchors[-1]
-    base = law.solve(value, last)
-    if len(anchors) == 1 or base == 0.0 or math.isinf(base):
-        return law, base
-    best, best_cost = law, math.inf
-    for shift in np.arange(-0.4, 0.401, 0.05):
-        trial = replace(law, exponent=law.exponent + float(shift))
-        hazard = trial.solve(value, last)
-        modelled = 1.0 + np.cumsum(trial.survival(hazard, _positions(last)))
-        misfit = sum((math.log(modelled[d - 1] / al) / _POINT_NOISE) ** 2 for d, al in anchors[:-1]) / (len(anchors) - 1)
-        cost = misfit + (shift / _EXPONENT_SPREAD) ** 2
-        if cost < best_cost:
-            best, best_cost = trial, cost
-    return best, best.solve(value, last)
 
 
 def _fill(law: Law, hazard: float, means: Floats, steps: NDArray[np.int64]) -> Floats:

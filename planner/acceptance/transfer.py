@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -35,11 +35,14 @@ KINDS = ("external", "eagle3", "mtp", "dflash", "dspark", "pard", "ngram", "suff
 #: Kinds whose exponent comes from rows; the others borrow (see `BORROWED`).
 FITTED_KINDS = ("eagle3", "mtp", "dspark", "dflash")
 _PIVOT = 2.0
+_POINT_NOISE, _EXPONENT_SPREAD = 0.015, 0.15
+"""Relative noise of one measured AL, and how far a drafter's exponent strays from its kind's: how far two points may bend the law."""
 _MAX_SCORED_D = 8
 _EXPONENTS = np.round(np.arange(1.0, 1.601, 0.01), 2)
 _RISING_EXPONENTS = np.round(np.arange(0.50, 1.101, 0.01), 2)
 """n-gram."""
 _SLOPES = np.round(np.arange(0.0, 0.161, 0.02), 2)
+_BORROWED_WIDTH = 1.5
 _POOL = 1.0
 """Weight of the other kinds' mean loss, in groups: a kind with few sources leans on the rest."""
 #: Kinds without rows of their own: (whose law, why). external: iid was as good as any decay on the one public source
@@ -128,6 +131,24 @@ def carry(acceptance_len: float, from_draft_len: int, to_draft_len: int, kind: s
         return acceptance_len
     law = law_for(kind)
     return law.acceptance_len(law.solve(acceptance_len, from_draft_len), to_draft_len)
+
+
+def bend(law: Law, anchors: Sequence[tuple[int, float]]) -> tuple[Law, float]:
+    """The law with the exponent that several (D, AL) ask for (a ridge holds it near the kind's), and its hazard."""
+    last, value = anchors[-1]
+    base = law.solve(value, last)
+    if len(anchors) == 1 or base == 0.0 or math.isinf(base):
+        return law, base
+    best, best_cost = law, math.inf
+    for shift in np.arange(-0.4, 0.401, 0.05):
+        trial = replace(law, exponent=law.exponent + float(shift))
+        hazard = trial.solve(value, last)
+        modelled = 1.0 + np.cumsum(trial.survival(hazard, _positions(last)))
+        misfit = sum((math.log(modelled[d - 1] / al) / _POINT_NOISE) ** 2 for d, al in anchors[:-1]) / (len(anchors) - 1)
+        cost = misfit + (shift / _EXPONENT_SPREAD) ** 2
+        if cost < best_cost:
+            best, best_cost = trial, cost
+    return best, best.solve(value, last)
 
 
 def band(kind: str, from_draft_len: int, to_draft_len: int) -> tuple[float, float]:
@@ -227,6 +248,14 @@ class _Losses:
         return out
 
 
+def laws_without(rows: Sequence[Mapping[str, Any]], by: str) -> Iterator[tuple[str, dict[str, Law]]]:
+    """Each group (by='group') or source (by='source') with the laws of the fitted kinds chosen without it."""
+    losses = _Losses.of(_curves(rows, FITTED_KINDS, _MAX_SCORED_D))
+    for value in sorted({getattr(c, by) for c in losses.curves}):
+        slope, exponents = losses.choose({n for n, c in enumerate(losses.curves) if getattr(c, by) != value})
+        yield value, {k: Law(float(_EXPONENTS[e]), float(_SLOPES[slope])) for k, e in exponents.items()}
+
+
 def _scatter(left_out: Iterable[tuple[_Curve, Floats]], up: bool) -> float:
     """80 % quantile of |relative error| per e-fold of D, curves weighted alike."""
     values, weights = [], []
@@ -239,24 +268,35 @@ def _scatter(left_out: Iterable[tuple[_Curve, Floats]], up: bool) -> float:
     return float(np.array(values)[order][np.searchsorted(cumulative, 0.8 * cumulative[-1])])
 
 
+def _widths(left_out: Sequence[tuple[_Curve, Floats]], kind: str) -> dict[bool, float]:
+    """A kind's scatter up and down, drawn to that of all kinds the more the fewer groups it has, and never made narrower by it: the kinds
+    with few groups are the ones whose drafters differ most. A kind without curves gets half as much again as all of them."""
+    own = [(c, e) for c, e in left_out if c.kind == kind]
+    groups = len({c.group for c, _ in own})
+    out = {}
+    for up in (True, False):
+        pooled = _scatter(left_out, up)
+        spread = _scatter(own, up) if own else _BORROWED_WIDTH * pooled
+        out[up] = max(spread, (groups * spread + 2.0 * pooled) / (groups + 2.0))
+    return out
+
+
 def fit_transfer(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The content of planner/data/transfer.json from the rows of al_transfer_dev.jsonl. Deterministic (a grid, no optimiser)."""
     losses = _Losses.of(_curves(rows, FITTED_KINDS, _MAX_SCORED_D))
     slope_at, exponents = losses.choose(set(range(len(losses.curves))))
     slope = float(_SLOPES[slope_at])
     left = losses.left_out("source")
-    pooled = {up: _scatter(left, up) for up in (True, False)}
     kinds: dict[str, Any] = {}
     for kind in FITTED_KINDS:
         own = [(c, e) for c, e in left if c.kind == kind]
         groups = len({c.group for c, _ in own})
-        shares = groups / (groups + 2.0)
-        widths = {up: shares * _scatter(own, up) + (1 - shares) * pooled[up] for up in (True, False)}
+        widths = _widths(left, kind)
         kinds[kind] = _row(float(_EXPONENTS[exponents[kind]]), slope, widths[True], widths[False], f"{len(own)} curves, {groups} groups")
     copies = _curves(rows, ("ngram",), 64)
     tables = (_table(float(e), slope, 24) for e in _RISING_EXPONENTS)
     means = [float(np.mean([np.abs(errors).mean() for errors in _errors(table, copies)])) for table in tables]
-    wide = {up: 1.5 * pooled[up] for up in (True, False)}
+    wide = {up: _BORROWED_WIDTH * _scatter(left, up) for up in (True, False)}
     basis = f"{len(copies)} curves, D 7..23, one source"
     kinds["ngram"] = _row(float(_RISING_EXPONENTS[int(np.argmin(means))]), slope, wide[True], wide[False], basis)
     for kind, (like, why) in BORROWED.items():
@@ -279,20 +319,26 @@ def leave_out_table(rows: Sequence[Mapping[str, Any]], by: str = "group") -> lis
 
     `by`: 'group' (source x model) or 'source' (all models of a source). Errors are the mean over a curve's ordered pairs of
     |AL predicted / measured - 1|, then median and p90 over curves; `up` counts pairs from D <= 3 to D > 3; `covered` is the share of
-    pairs inside the shipped 80 % band.
+    pairs inside the shipped 80 % band, `covered_left_out` inside one whose width was taken without the group or source too.
     """
     left = _Losses.of(_curves(rows, FITTED_KINDS, _MAX_SCORED_D)).left_out(by)
+    width = {}
+    for kind, value in sorted({(c.kind, getattr(c, by)) for c, _ in left}):
+        width[kind, value] = _widths([(c, e) for c, e in left if getattr(c, by) != value], kind)
     out = []
     for kind in ("all", *FITTED_KINDS):
         part = [(c, e) for c, e in left if kind in ("all", c.kind)]
         per = [float(np.abs(e).mean()) for _, e in part]
         climbs = [np.abs([e for e, (a, _, b, _) in zip(es, c.pairs, strict=True) if a <= 3 < b]) for c, es in part]
         up = [float(u.mean()) for u in climbs if len(u)]
-        inside = [abs(e) <= band(c.kind, a, b)[1] for c, es in part for e, (a, _, b, _) in zip(es, c.pairs, strict=True)]
+        pairs = [(c, e, a, b) for c, es in part for e, (a, _, b, _) in zip(es, c.pairs, strict=True)]
+        inside = [abs(e) <= band(c.kind, a, b)[1] for c, e, a, b in pairs]
+        unseen = [abs(e) <= width[c.kind, getattr(c, by)][b > a] * abs(math.log(b / a)) for c, e, a, b in pairs]
         out.append({
             "kind": kind, "curves": len(part), "groups": len({c.group for c, _ in part}),
             "median": _quantile(per, 0.5), "p90": _quantile(per, 0.9),
             "up_median": _quantile(up, 0.5), "up_p90": _quantile(up, 0.9), "covered": float(np.mean(inside)),
+            "covered_left_out": float(np.mean(unseen)),
         })  # fmt: skip
     return out
 
