@@ -25,6 +25,7 @@ from planner.acceptance.spread import (
     user_tpot,
 )
 from planner.errors import InputError
+from planner.prediction import predict
 
 lengths = st.lists(st.floats(1, 9), min_size=1, max_size=20)
 
@@ -211,12 +212,30 @@ def test_an_adjustment_keeps_the_form_and_widens_the_band() -> None:
         {"points": [{"draft_len": 1, "acceptance_len": 1.8}, {"draft_len": 3, "acceptance_len": 2.8}]},
     ):
         got = adjust_workload(given_form, "eagle3", measured="coding", wanted="chat")
-        assert set(got.acceptance) == set(given_form)
-        plain = survival_from(got.acceptance, kind="eagle3", max_draft_len=8)
-        wide = got.widen(plain)
-        assert wide.band(3)[0] > plain.band(3)[0] and got.note in wide.notes
+        assert set(got.acceptance) == {*given_form, "rel_band"}
+        plain = survival_from({k: v for k, v in got.acceptance.items() if k != "rel_band"}, kind="eagle3", max_draft_len=8)
+        wide = survival_from(got.acceptance, kind="eagle3", max_draft_len=8)
+        assert wide.acceptance_len(3) == plain.acceptance_len(3)
+        assert wide.band(3) == pytest.approx(tuple(math.hypot(a, b) for a, b in zip(plain.band(3), got.rel_band, strict=True)), abs=2e-4)
+        again = adjust_temperature(got.acceptance, "eagle3", measured=0, wanted=1)
+        assert all(a > b for a, b in zip(again.acceptance["rel_band"], got.acceptance["rel_band"], strict=True)), "doubts of a chain add up"
         assert got.to_dict()["source"] == got.source
     assert adjust_temperature({"alpha": 0.7}, "mtp", measured=0, wanted=1).draft_len == 3
+
+
+def test_an_adjustments_doubt_reaches_the_plan() -> None:
+    """The file that `acceptance adjust --out` writes makes the speedup band of a prediction as wide as its range of AL says."""
+    case = {"model": "Qwen/Qwen3-8B", "gpu": "h100", "concurrency": 4, "context_len": 1000, "drafter": {"kind": "eagle3"}, "draft_len": 3}
+    got = adjust_workload(GIVEN, "eagle3", measured="coding", wanted="chat")
+    sure, unsure = (predict({**case, "acceptance": a}) for a in (GIVEN, got.acceptance))
+    assert unsure.speedup < sure.speedup
+    assert unsure.speedup_high / unsure.speedup_low > 1.02 * sure.speedup_high / sure.speedup_low
+
+
+@pytest.mark.parametrize("wrong", [0.1, [0.1], [1.0, 0.1], [-0.1, 0.1], [0.1, -1], [0.1, math.nan], ["a", 0.1], "ab"])
+def test_a_band_that_is_none_is_one_clear_error(wrong: object) -> None:
+    with pytest.raises(InputError, match=r"acceptance\.rel_band"):
+        survival_from({**GIVEN, "rel_band": wrong}, kind="eagle3", max_draft_len=8)
 
 
 @given(st.sampled_from(KINDS), st.integers(1, 12), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from planner.acceptance.priors import WORKLOADS, priors_data
-from planner.acceptance.survival import Survival, survival_from
+from planner.acceptance.survival import REL_BAND, both_bands, survival_from
 from planner.acceptance.transfer import check_kind
 from planner.errors import InputError, suggest
 
@@ -45,6 +45,7 @@ class Adjusted:
     """An adjusted acceptance object. `low`, `high`: 80 % range of AL at `draft_len` from the adjustment alone."""
 
     acceptance: dict[str, Any]
+    """With `rel_band`: this adjustment's doubt and that which the object came with, so that a plan's band holds both."""
     draft_len: int
     acceptance_len: float
     low: float
@@ -56,13 +57,8 @@ class Adjusted:
 
     @property
     def rel_band(self) -> tuple[float, float]:
-        """80 % relative half-widths (down, up) of AL, to be combined with the measurement's own."""
+        """80 % relative half-widths (down, up) of AL from the adjustment alone."""
         return 1 - self.low / self.acceptance_len, self.high / self.acceptance_len - 1
-
-    def widen(self, survival: Survival) -> Survival:
-        """A survival curve made from `acceptance`, with this adjustment's doubt in its band and its note."""
-        down, up = (math.hypot(a, b) for a, b in zip(survival.rel_band, self.rel_band, strict=True))
-        return replace(survival, rel_band=(down, up), notes=(*survival.notes, self.note))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -175,7 +171,7 @@ def adjust_workload(acceptance: Mapping[str, Any], kind: str, *, measured: str, 
 
 def _scaled(acceptance: Mapping[str, Any], kind: str, factor: tuple[float, float, float], note: str, source: str) -> Adjusted:
     """The acceptance object with AL - 1 (or every s_i) times the middle factor; AL stays within 1..1+D."""
-    if set(acceptance) == {"workload"}:
+    if "workload" in acceptance:
         hint = "Take the prior of the workload you serve: draftline acceptance priors."
         raise InputError(
             "a prior is not adjusted", where="acceptance.workload", got=acceptance["workload"], expected="measured acceptance", hint=hint
@@ -195,7 +191,8 @@ def _scaled(acceptance: Mapping[str, Any], kind: str, factor: tuple[float, float
     before = curve.acceptance_len(draft_len)
     value = survival_from(out, kind=kind, max_draft_len=16).acceptance_len(draft_len)
     ends = (min(value, _length(before, draft_len, low)), max(value, _length(before, draft_len, high)))
-    return Adjusted(out, draft_len, value, ends[0], ends[1], factor, note, source)
+    doubt = both_bands((1 - ends[0] / value, ends[1] / value - 1), curve.rel_band)
+    return Adjusted(out | {REL_BAND: [round(x, 4) for x in doubt]}, draft_len, value, ends[0], ends[1], factor, note, source)
 
 
 def _length(acceptance_len: float, draft_len: int, factor: float) -> float:

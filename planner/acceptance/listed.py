@@ -237,6 +237,25 @@ def lists_left_out(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return out
 
 
+def list_pairs_left_out(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same errors over single (list, other D) pairs, both at most 8, all kinds together: the form in which published laws are compared."""
+    errors, plain = _left_out(rows), _left_out(rows, plain=True)
+    near = [n for n, (p, _) in enumerate(errors) if max(len(p.rates), p.draft_len) <= _FITTED_TO_D]
+    parts = {
+        "either way": near,
+        "to smaller D": [n for n in near if errors[n][0].folds < 0],
+        "to larger D": [n for n in near if errors[n][0].folds > 0],
+    }
+    out = []
+    for name, part in parts.items():
+        own, before = (np.abs([table[n][1] for n in part]) for table in (errors, plain))
+        out.append({
+            "a list": name, "pairs": len(part), "median": float(np.median(own)), "p90": float(np.quantile(own, 0.9)),
+            "plain_median": float(np.median(before)), "plain_p90": float(np.quantile(before, 0.9)),
+        })  # fmt: skip
+    return out
+
+
 def _curve_means(errors: Sequence[tuple[_Pair, float]]) -> list[float]:
     """Mean |error| of each curve."""
     curves: dict[str, list[float]] = {}

@@ -28,6 +28,8 @@ FORMS = {
     "alpha": ("alpha",),
     "workload": ("workload",),
 }
+#: Optional in every form: the doubt of the value itself.
+REL_BAND = "rel_band"
 _TWO_POINT_SHARE = 0.6
 """Two measured D halve the transfer error (published 0.7 / 3.7 % against 1.4 / 5.5 %); kept wider."""
 _BONUS = "AL counts the bonus token of every round (TensorRT-LLM's forced count and 'accepted per draft' do not: add 1)."
@@ -140,7 +142,8 @@ class Survival:
 
 
 def survival_from(spec: Mapping[str, Any] | None, *, kind: str, max_draft_len: int, block: int | None = None, where: str = "acceptance") -> Survival:
-    """A `Survival` from one of the `acceptance` forms of the contract; None means the chat prior.
+    """A `Survival` from one of the `acceptance` forms of the contract; None means the chat prior. Any form may carry `rel_band`: [down, up],
+    80 % relative half-widths of the value itself (an adjustment's doubt), which join the band that the form has anyway.
 
     `max_draft_len`: how many positions to store; `block`: most drafts the drafter was trained for (None: no limit known).
     """
@@ -149,6 +152,11 @@ def survival_from(spec: Mapping[str, Any] | None, *, kind: str, max_draft_len: i
     if spec is None:
         made = _from_workload("chat", kind, stored, f"{where}.workload", block)
         return replace(made, notes=(*made.notes, "no acceptance given: the chat prior is used"))
+    if isinstance(spec, Mapping) and REL_BAND in spec:
+        given = _half_widths(spec[REL_BAND], f"{where}.{REL_BAND}")
+        bare = {k: v for k, v in spec.items() if k != REL_BAND}
+        made = survival_from(bare, kind=kind, max_draft_len=max_draft_len, block=block, where=where)
+        return replace(made, rel_band=both_bands(made.rel_band, given))
     form = _form(spec, where)
     if form == "survival_prob":
         return _from_list(spec["survival_prob"], kind, f"{where}.survival_prob", block)
@@ -166,6 +174,21 @@ def survival_from(spec: Mapping[str, Any] | None, *, kind: str, max_draft_len: i
         basis = f"alpha {alpha:g}: independent acceptance, the last resort (it over-predicts EAGLE by 8-13 % from D=1 to 7)"
         return Survival(tuple(s), kind, basis, rel_band=(0.12, 0.06), block=block, law=law, hazard=hazard)
     return _from_workload(spec["workload"], kind, stored, f"{where}.workload", block)
+
+
+def both_bands(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    """(down, up) of two independent doubts together."""
+    return math.hypot(a[0], b[0]), math.hypot(a[1], b[1])
+
+
+def _half_widths(value: object, where: str) -> tuple[float, float]:
+    expected = "two relative half-widths, down (0 to below 1) and up (0 or more), e.g. [0.1, 0.15]"
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise InputError("not a pair", where=where, got=value, expected=expected)
+    down, up = (_number(v, where, expected) for v in value)
+    if not 0.0 <= down < 1.0 or up < 0.0:
+        raise InputError("not relative half-widths", where=where, got=list(value), expected=expected)
+    return down, up
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:

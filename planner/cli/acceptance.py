@@ -229,7 +229,7 @@ def adjust(  # noqa: PLR0913
         _emit("\n".join([head, *(f"  {n['note']}; AL {n['low_len']:.3g}-{n['high_len']:.3g}\n    source: {n['source']}" for n in notes)]))
     if out is not None:
         _emit_json({kind: now}, out)
-        typer.echo(f"wrote {out}; its range above is not in the plan's band", err=True)
+        typer.echo(f"wrote {out}; a plan that reads it has this doubt in its band", err=True)
 
 
 def _pair(text: str, where: str, convert: type[T]) -> tuple[T, T]:

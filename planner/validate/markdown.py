@@ -46,7 +46,7 @@ GUESSES = {
     " did SGLang's DFlash until mid-2026, z-lab's rows among them (a round takes 2 to 3 ms more at every batch; today's release overlaps"
     " both); the AMD rows do not state their concurrency.",
 }
-COUNTS = ("rows", "refused", "stacks", "n_off", "sweeps")
+COUNTS = ("rows", "refused", "stacks", "n_off", "sweeps", "pairs")
 WORST_SHOWN = 10
 
 
@@ -67,6 +67,7 @@ def accuracy_markdown(result: Mapping[str, Any]) -> str:
     parts += ["## Simple rules on the same sweeps", "", _rows(result["rules"]), ""]
     parts += ["## Acceptance carried to another D (sources left out)", "", _rows(result["acceptance"]), ""]
     parts += [LISTS, "", _rows(result["acceptance_lists"]), ""]
+    parts += ["Over single pairs of a list and another D, both at most 8:", "", _rows(result["acceptance_list_pairs"]), ""]
     parts += [MORE, "", _rows(result["acceptance_more"]), ""]
     if "left_out" in result:
         parts += ["## Groups left out and re-fitted", "", _rows(result["left_out"]), ""]

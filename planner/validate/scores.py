@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.acceptance.listed import lists_left_out
+from planner.acceptance.listed import list_pairs_left_out, lists_left_out
 from planner.acceptance.survival import survival_from
 from planner.acceptance.transfer import leave_out_table
 from planner.cases import Prediction
@@ -346,6 +346,7 @@ def validate_all(root: Path | None = None, *, refit: bool = False) -> dict[str, 
         "rules": simple_rules(data),
         "acceptance": leave_out_table(_json_lines(data.truth / "al_transfer_dev.jsonl")),
         "acceptance_lists": lists_left_out(_json_lines(data.truth / "al_transfer_dev.jsonl")),
+        "acceptance_list_pairs": list_pairs_left_out(_json_lines(data.truth / "al_transfer_dev.jsonl")),
         "acceptance_more": carried_from_more(_json_lines(data.truth / "al_transfer_dev.jsonl")),
     }
     choices = [result[name].pop("choices") for name in ("sweeps", "sweeps_nobase", "sweeps_one_al")][0]
