@@ -107,22 +107,23 @@ def run_job(job: Job) -> Outcome:
     rest, odd = (replace(job, apart=None, stack=job.stack._replace(rows=r)) for r in _part(job.stack.rows, job.apart(job.stack.rows)))
     if len(odd.stack.rows["time_s"]) < tables.FEWEST_ROWS or len(rest.stack.rows["time_s"]) < tables.FEWEST_ROWS:
         return _run(job)
-    done = _run(rest)
-    seen, _ = score(rest.times(odd.stack.rows, done.fit, []), num(odd.stack.rows, "time_s"), odd.judged(odd.stack.rows))
-    return done._replace(single=odd.fit(odd.stack.rows)[0]) if seen[1] > ANOTHER else _run(replace(job, apart=None))
+    whole = rest.fit(rest.stack.rows)
+    seen, _ = score(rest.times(odd.stack.rows, *whole), num(odd.stack.rows, "time_s"), odd.judged(odd.stack.rows))
+    return _run(rest, whole)._replace(single=odd.fit(odd.stack.rows)[0]) if seen[1] > ANOTHER else _run(replace(job, apart=None))
 
 
 def _part(rows: Rows, mask: Mask) -> tuple[Rows, Rows]:
     return select(rows, ~mask), select(rows, mask)
 
 
-def _run(job: Job) -> Outcome:
+def _run(job: Job, whole: tuple[Fit, list[float]] | None = None) -> Outcome:
+    """`whole`: the fit of all rows where it is there already."""
     half = halves(job.key(job.stack.rows))
     mine, other = select(job.stack.rows, half), select(job.stack.rows, ~half)
     found = job.fit(mine)
     fitted, _ = score(job.times(mine, *found), num(mine, "time_s"), job.judged(mine))
     held_out, band = score(job.times(other, *found), num(other, "time_s"), job.judged(other))
-    return Outcome(*job.fit(job.stack.rows), fitted, held_out, band)
+    return Outcome(*(whole or job.fit(job.stack.rows)), fitted, held_out, band)
 
 
 def score(predicted: Array, truth: Array, judged: Mask) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -164,7 +165,7 @@ def attention_job(s: Stack) -> Job:
     return Job(
         "attention", s, gpu, STREAM, lambda r: predict_attention(r, gpu, s.dtype, kernel),
         key=lambda r: mix(*(num(r, c) for c in ("num_seqs", "num_heads", "num_kv_heads", "head_dim"))),
-        judged=lambda r: (num(r, "context_len") >= 512) & (num(r, "head_dim") == 128), most=5000, starts=4,
+        judged=lambda r: (num(r, "context_len") >= 512) & (num(r, "head_dim") == 128), most=5000,
         weight=lambda r: np.where(num(r, "context_len") >= 512, 1.0, 0.25) * np.where(num(r, "head_dim") == 128, 1.0, 0.3),
         apart=lambda r: num(r, "num_heads") == num(r, "num_kv_heads"),
     )  # fmt: skip
@@ -175,7 +176,7 @@ def mla_job(s: Stack) -> Job:
     kernel = engine_kernel(s, gpu, "mla")
     return Job(
         "mla", s, gpu, STREAM, lambda r: predict_mla(r, gpu, s.dtype, kernel), key=lambda r: mix(num(r, "num_seqs"), num(r, "num_heads")),
-        judged=lambda r: num(r, "context_len") >= 512, starts=4,
+        judged=lambda r: num(r, "context_len") >= 512,
     )  # fmt: skip
 
 

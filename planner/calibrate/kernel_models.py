@@ -57,6 +57,7 @@ GEMM: Spec = {
     "bandwidth": (0.85, 0.3, 1.0), "flop": (0.6, 0.05, 1.0), "knee": (4.0, 1.0, 16.0), "wave_cap": (1.0, 1e-2, 20.0),
     "wave_share": (0.2, 1e-3, 1.5), "warm_share": (0.2, 1e-4, 0.6), "quant_bytes": (1.0, 1e-2, 60.0),
 }  # fmt: skip
+GEMM_START = {name: start for name, (start, _, _) in GEMM.items()}
 STREAM: Spec = {
     "fixed_s": (7e-6, 5e-7, 8e-5), "wave_s": (2e-6, 1e-8, 5e-5), "cta_bandwidth": (2.0, 0.2, 10.0), "bandwidth": (0.9, 0.2, 1.0),
     "l2_share": (0.7, 0.02, 3.0), "l2_sharp": (5.0, 1.0, 12.0), "stream_knee": (2.0, 1.0, 8.0), "flop": (0.5, 0.02, 1.0),
@@ -100,8 +101,6 @@ def robust_fit(  # noqa: PLR0913
 def fit_rows(spec: Spec, model: Callable[[Rows], Predict], rows: Rows, weight: Callable[[Rows], Array], starts: int) -> Fit:
     """robust_fit that looks for the valley on FEW rows from all starts and for its floor on all rows from there."""
     few = thin(rows, FEW)
-    if len(few["time_s"]) == len(rows["time_s"]):
-        return robust_fit(spec, model(rows), num(rows, "time_s"), weight(rows), starts)
     first = search(spec, model(few), num(few, "time_s"), weight(few), starts=starts, ftol=ROUGH)
     return robust_fit(spec, model(rows), num(rows, "time_s"), weight(rows), starts=1, first=first, ftol=FINE)
 
@@ -215,26 +214,37 @@ def gemm_weight(rows: Rows, dtype: str) -> Array:
 
 
 def fit_gemm(rows: Rows, gpu: GpuProfile, dtype: str) -> tuple[Fit, list[float]]:
-    """Parameters and the log of the step factor at STEP_M, by turns."""
-    t, weight = num(rows, "time_s"), gemm_weight(rows, dtype)
-    basis = hat_basis(np.log(num(rows, "m")), np.log(np.asarray(STEP_M, dtype=np.float64)))
-    steps: Array = np.zeros(len(STEP_M))
-    few, spec = thin(rows, FEW), GEMM
-
-    def times(some: Rows, steps: Array) -> Predict:
-        model = predict_gemm(some, gpu, dtype, steps)
-        return lambda p: model(p).time_s
-
-    first = search(spec, times(few, steps), num(few, "time_s"), gemm_weight(few, dtype), starts=2, ftol=ROUGH)
-    for _ in range(3):
-        found = robust_fit(spec, times(rows, steps), t, weight, starts=1, first=first, ftol=FINE)
+    """Parameters and the log of the step factor at STEP_M, by turns: two on FEW rows, two on all."""
+    few = thin(rows, FEW)
+    first, steps = GEMM_START, np.zeros(len(STEP_M))
+    for turn in range(2):
+        first = search(_around(first), _times(few, gpu, dtype, steps), num(few, "time_s"), gemm_weight(few, dtype), starts=2 - turn, ftol=ROUGH)
+        steps = _steps(few, gpu, dtype, first)
+    for _ in range(2):
+        predict = _times(rows, gpu, dtype, steps)
+        found = robust_fit(_around(first), predict, num(rows, "time_s"), gemm_weight(rows, dtype), starts=1, ftol=FINE)
         first = found.params
-        spec = {name: (first[name], low, high) for name, (_, low, high) in GEMM.items()}
-        result = run_gemm(rows, gpu, dtype, first, np.zeros(len(STEP_M)))
-        body = result.time_s - result.fixed_s
-        wanted = np.log(np.maximum(t - result.fixed_s, 0.2 * body) / body)
-        steps = hat_fit(basis, wanted, weight * (body / result.time_s) ** 2)
+        steps = _steps(rows, gpu, dtype, first)
     return found, [float(f"{v:.3f}") for v in steps]
+
+
+def _around(params: Mapping[str, float]) -> Spec:
+    """The spec of a GEMM with its start moved to `params`: later turns are pulled to the turn before."""
+    return {name: (params[name], low, high) for name, (_, low, high) in GEMM.items()}
+
+
+def _times(rows: Rows, gpu: GpuProfile, dtype: str, steps: Array) -> Predict:
+    model = predict_gemm(rows, gpu, dtype, steps)
+    return lambda p: model(p).time_s
+
+
+def _steps(rows: Rows, gpu: GpuProfile, dtype: str, params: Mapping[str, float]) -> Array:
+    """Log step factors at STEP_M that bring the body of the model to the rows."""
+    result = run_gemm(rows, gpu, dtype, params, np.zeros(len(STEP_M)))
+    body = result.time_s - result.fixed_s
+    wanted = np.log(np.maximum(num(rows, "time_s") - result.fixed_s, 0.2 * body) / body)
+    basis = hat_basis(np.log(num(rows, "m")), np.log(np.asarray(STEP_M, dtype=np.float64)))
+    return hat_fit(basis, wanted, gemm_weight(rows, dtype) * (body / result.time_s) ** 2)
 
 
 def hat_basis(x: Array, nodes: Array) -> Array:
