@@ -134,14 +134,13 @@ def test_what_cannot_be_gone_on_with_is_said(tmp_path: Path) -> None:
     assert done.returncode == 2 and "no table could be used" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_sample_keeps_the_share_of_every_region() -> None:
-    m = np.repeat(2.0 ** np.arange(10), 1000)
-    rows = {"m": m, "kernel": np.full(len(m), "a"), "time_s": np.arange(len(m)) + 1.0}
+def test_a_sample_is_the_same_every_time_and_of_the_size_told() -> None:
+    rows = {"m": np.repeat(2.0 ** np.arange(10), 1000), "kernel": np.full(10000, "a"), "time_s": np.arange(10000) + 1.0}
     some = thin(rows, 500)
     assert len(some["m"]) == 500 and len(np.unique(some["time_s"])) == 500
-    assert (np.unique(some["m"], return_counts=True)[1] == 50).all()
+    assert np.unique(some["m"], return_counts=True)[1].min() > 25
     assert all((thin(rows, 500)[name] == some[name]).all() for name in rows)
-    assert thin(rows, len(m)) is rows
+    assert thin(rows, 10000) is rows
 
 
 def test_distances_leave_out_what_a_fit_does_not_know() -> None:

@@ -63,7 +63,7 @@ class Job:
     judged: Callable[[Rows], Mask]
     weight: Callable[[Rows], Array] = lambda r: np.ones(len(r["time_s"]))
     most: int = 4000
-    """Rows that are fitted; where a table has more, a sample spread over its grid."""
+    """Rows that are fitted; where a table has more, a draw of them that is the same every time."""
     starts: int = 3
     apart: Callable[[Rows], Mask] | None = None
     """Rows that may be another program: fitted with the others unless these do not predict them."""
