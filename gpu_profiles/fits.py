@@ -1,6 +1,6 @@
 """Fitted kernel numbers for a GPU, an engine and a dtype: the nearest stack that was measured, and how near that is.
 
-`fitted/kernels.json` holds shares of peaks and seconds per (GPU, engine, dtype), made by planner.calibrate.kernel_fit from public
+`fitted/kernels.json` holds shares of peaks and seconds per (GPU, engine, dtype), made by `draftline calibrate --from-tables` from public
 tables. Looked up in this order: the profile's own calibration, the same GPU and engine, the same GPU under another engine, a GPU of the
 same architecture, and last a prior from the profile alone. The further away, the wider the band.
 """

@@ -1,40 +1,35 @@
-"""Fits every stack of the public kernel tables and writes gpu_profiles/fitted/kernels.json.
-
-    python -m planner.calibrate.kernel_fit DIR        DIR = the unpacked aiconfigurator_core/systems/data folder
+"""Fits one stack of the public kernel tables (planner.calibrate.refit goes through all of them).
 
 One fit per (GPU, engine, dtype) with few parameters, never per model or shape. Half of the shapes are fitted and the other half
-predicted, which gives the error and the band; the shipped numbers are then fitted on all of them. kernels_report.json keeps the
-standard errors, the numbers that the rows do not identify, and the errors. Files by one name in the package, `*sample.csv`, hold
-end-to-end runs and are none of this module's business.
+predicted, which gives the error and the band; the shipped numbers are then fitted on all of them. Of many rows a sample is fitted
+(`Job.most`), and all are judged. Files by one name in the package, `*sample.csv`, hold end-to-end runs and are none of this module's
+business.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gpu_profiles.load import load_gpu
 from gpu_profiles.schema import GpuProfile
-from planner.calibrate import comm_tables, tables
+from planner.calibrate import tables
 from planner.calibrate.kernel_models import (
     MOE,
     PREFILL,
     SPECS,
     STATE,
-    STEP_M,
     STREAM,
     Fit,
     Predict,
     Spec,
     engine_kernel,
     fit_gemm,
+    fit_rows,
     gemm_bytes,
     halves,
     main_kernel,
@@ -50,8 +45,6 @@ from planner.calibrate.kernel_models import (
 from planner.calibrate.tables import Array, Rows, Stack, num, select
 from planner.units import bytes_per_element
 
-SOURCE = "aiconfigurator-core 0.12.0"
-OUT = Path(__file__).parents[2] / "gpu_profiles" / "fitted"
 #: Shapes on the common grid of the tables: below, kernels are launch bound and of other kinds.
 GEMM_LEAST = 1024
 Mask = npt.NDArray[np.bool_]
@@ -70,6 +63,7 @@ class Job:
     judged: Callable[[Rows], Mask]
     weight: Callable[[Rows], Array] = lambda r: np.ones(len(r["time_s"]))
     most: int = 4000
+    """Rows that are fitted; where a table has more, a draw of them that is the same every time."""
     starts: int = 3
     apart: Callable[[Rows], Mask] | None = None
     """Rows that may be another program: fitted with the others unless these do not predict them."""
@@ -79,7 +73,7 @@ class Job:
         rows = thin(rows, self.most)
         if self.op == "gemm":
             return fit_gemm(rows, self.gpu, self.stack.dtype)
-        return robust_fit(self.spec, self.predict(rows), num(rows, "time_s"), self.weight(rows), self.starts), []
+        return fit_rows(self.spec, self.predict, rows, self.weight, self.starts), []
 
     def times(self, rows: Rows, fit: Fit, steps: list[float]) -> Array:
         """Predicted seconds of these rows."""
@@ -113,27 +107,30 @@ def run_job(job: Job) -> Outcome:
     rest, odd = (replace(job, apart=None, stack=job.stack._replace(rows=r)) for r in _part(job.stack.rows, job.apart(job.stack.rows)))
     if len(odd.stack.rows["time_s"]) < tables.FEWEST_ROWS or len(rest.stack.rows["time_s"]) < tables.FEWEST_ROWS:
         return _run(job)
-    done = _run(rest)
-    seen, _ = score(rest.times(odd.stack.rows, done.fit, []), num(odd.stack.rows, "time_s"), odd.judged(odd.stack.rows))
-    return done._replace(single=_run(odd).fit) if seen[1] > ANOTHER else _run(replace(job, apart=None))
+    whole = rest.fit(rest.stack.rows)
+    seen, _ = score(rest.times(odd.stack.rows, *whole), num(odd.stack.rows, "time_s"), odd.judged(odd.stack.rows))
+    return _run(rest, whole)._replace(single=odd.fit(odd.stack.rows)[0]) if seen[1] > ANOTHER else _run(replace(job, apart=None))
 
 
 def _part(rows: Rows, mask: Mask) -> tuple[Rows, Rows]:
     return select(rows, ~mask), select(rows, mask)
 
 
-def _run(job: Job) -> Outcome:
+def _run(job: Job, whole: tuple[Fit, list[float]] | None = None) -> Outcome:
+    """`whole`: the fit of all rows where it is there already."""
     half = halves(job.key(job.stack.rows))
     mine, other = select(job.stack.rows, half), select(job.stack.rows, ~half)
     found = job.fit(mine)
     fitted, _ = score(job.times(mine, *found), num(mine, "time_s"), job.judged(mine))
     held_out, band = score(job.times(other, *found), num(other, "time_s"), job.judged(other))
-    return Outcome(*job.fit(job.stack.rows), fitted, held_out, band)
+    return Outcome(*(whole or job.fit(job.stack.rows)), fitted, held_out, band)
 
 
 def score(predicted: Array, truth: Array, judged: Mask) -> tuple[tuple[float, float], tuple[float, float]]:
     """((median, p90) of the absolute error, (10th, 90th percentile) of measured / predicted)."""
     ratio = (truth / predicted)[judged]
+    if not len(ratio):
+        raise ValueError("none of the rows that the error is told of")
     median, p90 = np.quantile(np.abs(1.0 / ratio - 1.0), [0.5, 0.9])
     low, high = np.quantile(ratio, [0.1, 0.9])
     return (short(median), short(p90)), (short(low), short(high))
@@ -168,7 +165,7 @@ def attention_job(s: Stack) -> Job:
     return Job(
         "attention", s, gpu, STREAM, lambda r: predict_attention(r, gpu, s.dtype, kernel),
         key=lambda r: mix(*(num(r, c) for c in ("num_seqs", "num_heads", "num_kv_heads", "head_dim"))),
-        judged=lambda r: (num(r, "context_len") >= 512) & (num(r, "head_dim") == 128), most=5000, starts=4,
+        judged=lambda r: (num(r, "context_len") >= 512) & (num(r, "head_dim") == 128), most=5000,
         weight=lambda r: np.where(num(r, "context_len") >= 512, 1.0, 0.25) * np.where(num(r, "head_dim") == 128, 1.0, 0.3),
         apart=lambda r: num(r, "num_heads") == num(r, "num_kv_heads"),
     )  # fmt: skip
@@ -179,7 +176,7 @@ def mla_job(s: Stack) -> Job:
     kernel = engine_kernel(s, gpu, "mla")
     return Job(
         "mla", s, gpu, STREAM, lambda r: predict_mla(r, gpu, s.dtype, kernel), key=lambda r: mix(num(r, "num_seqs"), num(r, "num_heads")),
-        judged=lambda r: num(r, "context_len") >= 512, starts=4,
+        judged=lambda r: num(r, "context_len") >= 512,
     )  # fmt: skip
 
 
@@ -217,70 +214,3 @@ def with_prefill(done: Outcome, more: Stack) -> Outcome:
     f = robust_fit(PREFILL, lambda p: predict({**base, **p}), num(rows, "time_s"), np.ones(len(rows["time_s"])))
     params, error = {**base, **f.params}, {**done.fit.stderr, **f.stderr}
     return done._replace(fit=Fit(params, error, (*done.fit.unidentified, *f.unidentified)))
-
-
-# ---- everything ----------------------------------------------------------------------------------------------------------------
-
-
-def outcomes(root: Path, ops: tuple[str, ...]) -> Iterator[tuple[Job, Outcome]]:
-    """Every stack of the tables, fitted."""
-    makers: dict[str, tuple[Callable[[Path], Iterator[Stack]], Callable[[Stack], Job]]] = {
-        "gemm": (tables.gemm_stacks, gemm_job), "attention": (tables.attention_stacks, attention_job), "mla": (tables.mla_stacks, mla_job),
-        "moe": (tables.moe_stacks, moe_job), "state": (tables.state_stacks, state_job),
-    }  # fmt: skip
-    prefill = {s[:3]: s for s in tables.attention_stacks(root, prefill=True)} if "attention" in ops else {}
-    for op in ops:
-        read, make = makers[op]
-        for stack in read(root):
-            job = make(stack)
-            done = run_job(job)
-            yield job, with_prefill(done, prefill[stack[:3]]) if op == "attention" and stack[:3] in prefill else done
-
-
-def fit_all(root: Path, ops: tuple[str, ...] = ("gemm", "attention", "mla", "moe", "state")) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the content of kernels.json, of kernels_report.json) from the tables under `root`."""
-    gpus: dict[str, Any] = {}
-    report: dict[str, Any] = {}
-    for job, done in outcomes(root, ops):
-        s, names = job.stack, list(SPECS[job.op])
-        entry: dict[str, Any] = {"p": [done.fit.params[n] for n in names if n in done.fit.params], "band": list(done.band)}
-        if job.op == "gemm":
-            entry["step"] = [round(1000.0 * v) for v in done.steps]
-        if done.single is not None:
-            entry["single"] = [done.single.params[n] for n in names if n in done.single.params]
-        gpus.setdefault(s.gpu, {}).setdefault(job.op, {}).setdefault(s.engine, {})[s.dtype] = entry
-        report[f"{job.op} {s.gpu} {s.engine} {s.dtype}"] = {
-            "version": s.version, "rows": len(s.rows["time_s"]), "fitted": list(done.fitted), "held_out": list(done.held_out),
-            "stderr_log": done.fit.stderr, "unidentified": list(done.fit.unidentified),
-        }  # fmt: skip
-    for op, stacks in _collectives(root):
-        for s in stacks:
-            gpus.setdefault(s.gpu, {}).setdefault(op, {}).setdefault(s.engine, {})["bf16"] = {
-                "ranks": [int(n) for n in s.rows["ranks"]], "us": s.rows["us"].tolist(), "band": [0.75, 1.35],
-                "link": load_gpu(s.gpu).link_bytes_per_s,
-            }  # fmt: skip
-    about = {
-        "schema_version": 1, "source": SOURCE, "license": "Apache-2.0, NVIDIA CORPORATION & AFFILIATES (measured tables)",
-        "params": {op: list(spec) for op, spec in SPECS.items()}, "step_m": list(STEP_M), "comm_bytes": comm_tables.GRID.tolist(),
-    }  # fmt: skip
-    return {**about, "gpus": gpus}, {"source": SOURCE, "stacks": report}
-
-
-def _collectives(root: Path) -> Iterator[tuple[str, Iterator[Stack]]]:
-    yield "allreduce", comm_tables.nccl_stacks(root, "all_reduce")
-    yield "allreduce", comm_tables.allreduce_stacks(root)
-    yield "allgather", comm_tables.nccl_stacks(root, "all_gather")
-    yield "alltoall", comm_tables.nccl_stacks(root, "alltoall")
-    yield "alltoall", comm_tables.alltoall_stacks(root)
-
-
-def write(root: Path, folder: Path = OUT) -> None:
-    """Re-makes the two shipped files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fits, report = fit_all(root)
-    (folder / "kernels.json").write_text(json.dumps(fits, separators=(",", ":")) + "\n", encoding="utf-8")
-    (folder / "kernels_report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 CHECK_POINTS = 24
 #: Elements of the largest matrix that is measured: 1 GB in 32 bit.
 MOST_ELEMENTS = 2.5e8
+DEFAULT_OUT = Path("profile.json")
 
 
 def calibrate(  # noqa: PLR0913
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     budget: Annotated[float, typer.Option(help="Seconds to measure.")] = 120.0,
-    out: Annotated[Path, typer.Option(help="Profile to write; --gpu takes it.")] = Path("profile.json"),
+    out: Annotated[Path, typer.Option(help="Profile to write; --gpu takes it.")] = DEFAULT_OUT,
     raw: Annotated[Path | None, typer.Option(help="Raw samples (default: beside OUT). An unfinished file is gone on with.")] = None,
     from_raw: Annotated[Path | None, typer.Option("--from", help="Fit this raw file and measure nothing.")] = None,
     from_bench: Annotated[list[Path] | None, typer.Option(help="Adapt to these serving runs: vLLM bench or aiperf JSON, CSV.")] = None,
@@ -38,14 +39,14 @@ def calibrate(  # noqa: PLR0913
 
     Example: draftline calibrate --device cpu --budget 120 --out cpu.json
 
-    With --from-bench the profile of the deployment's GPU is adapted to served runs instead; with --from-tables the packaged kernel fits are
-    made anew from public tables (half an hour; OUT is a folder).
+    With --from-bench the profile of the deployment's GPU is adapted to served runs instead. With --from-tables the packaged kernel fits are
+    made anew from public tables into the folder OUT (default: kernel-fits) in about five minutes; a run that was broken off goes on.
     """
     if from_bench:
         adapt_profile(from_bench, deployment, out, as_json)
         return
     if from_tables is not None:
-        refit_tables(from_tables, out)
+        refit_tables(from_tables, Path("kernel-fits") if out == DEFAULT_OUT else out, as_json)
         return
     from gpu_profiles.load import load_gpu
     from microbench.store import read_records, write_atomic
@@ -97,17 +98,56 @@ def adapt_profile(files: Sequence[Path], deployment: Path | None, out: Path, as_
     typer.echo("\n".join(lines))
 
 
-def refit_tables(tables: Path, out: Path) -> None:
+def refit_tables(root: Path, out: Path, as_json: bool) -> None:
     """kernels.json and its report, fitted from the tables of aiconfigurator-core (systems/data)."""
+    import json
+    import os
+    from time import monotonic
+
+    # thousands of small decompositions: threads of the linear algebra wait for each other most of the time (six times slower on two cores).
+    # Read when numpy and scipy load, so it comes first; who sets it has the last word
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        from planner.calibrate.kernel_fit import write
+        import pyarrow.parquet  # noqa: F401
+        import scipy.optimize  # noqa: F401
     except ImportError as error:
         raise InputError(f"reading tables needs {error.name}", where="--from-tables", hint="pip install 'draftline[tables]'") from None
-    if not tables.is_dir():
-        raise InputError("no such folder", where="--from-tables", got=str(tables), expected="the systems/data folder of aiconfigurator-core 0.12")
-    out.mkdir(parents=True, exist_ok=True)
-    write(tables, out)
-    typer.echo(f"wrote {out / 'kernels.json'}")
+    from planner.calibrate.refit import PARTIAL, read_fits, summary, write
+
+    if not root.is_dir():
+        raise InputError("no such folder", where="--from-tables", got=str(root), expected="the systems/data folder of aiconfigurator-core 0.12")
+    packaged, began = read_fits(), monotonic()
+    bar, tell = progress_bar()
+    with bar:
+        try:
+            made = write(root, out, tell)
+        except KeyboardInterrupt:
+            typer.echo(f"interrupted: the stacks fitted so far are in {out / PARTIAL}; the same command goes on from there", err=True)
+            raise typer.Exit(130) from None
+    for line in made.skipped:
+        typer.echo(f"left out: {line}", err=True)
+    ops, took = summary(made, packaged), monotonic() - began
+    if as_json:
+        answer = {"fits": str(out / "kernels.json"), "wall_s": round(took, 1), "resumed": made.resumed, "left_out": made.skipped, "ops": ops}
+        typer.echo(json.dumps(answer, indent=2, allow_nan=False))
+        return
+    typer.echo("\n".join(refit_lines(ops)))
+    earlier = f", {made.resumed} of them by an earlier run" if made.resumed else ""
+    typer.echo(f"{sum(v['stacks'] for v in ops.values())} stacks fitted in {took:.0f} s{earlier}; {len(made.skipped)} left out")
+    typer.echo(f"wrote {out / 'kernels.json'} and {out / 'kernels_report.json'}")
+
+
+def refit_lines(ops: dict[str, dict[str, Any]]) -> list[str]:
+    """A table by kernel class: median over stacks of the error on shapes that were not fitted, made now and packaged."""
+
+    def errors(pair: list[float] | None) -> str:
+        return f"{100 * pair[0]:5.2f} / {100 * pair[1]:5.2f} %" if pair else "-"
+
+    lines = [f"{'':10}{'stacks':>7}{'rows':>9}  {'held out: median / p90':24}{'packaged':20}same within 2 standard errors"]
+    for op, v in ops.items():
+        same = f"{v['within_2_stderr']:.1%} of {v['numbers']} numbers" if v["numbers"] else "-"
+        lines.append(f"{op:10}{v['stacks']:7}{v['rows']:9}  {errors(v['held_out']):24}{errors(v['packaged_held_out']):20}{same}")
+    return lines
 
 
 def measure(device: str, budget_s: float, raw: Path, model: str | None) -> Sequence[dict[str, Any]]:
@@ -133,16 +173,21 @@ def measure(device: str, budget_s: float, raw: Path, model: str | None) -> Seque
 
 
 def progress(settings: Settings) -> Any:
-    """A progress bar on stderr while it is a terminal."""
+    """A progress bar of a measurement."""
+    bar, settings.progress = progress_bar()
+    return bar
+
+
+def progress_bar() -> tuple[Any, Callable[[str, int, int], None]]:
+    """(a bar on stderr while that is a terminal, what moves it: what, done, total)."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
     bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    task = bar.add_task("measuring", total=None)
-    settings.progress = lambda what, done, total: bar.update(task, description=f"{what:10}", completed=done, total=total)
-    return bar
+    task = bar.add_task("starting", total=None)
+    return bar, lambda what, done, total: bar.update(task, description=f"{what:10}", completed=done, total=total)
 
 
 def model_shapes(model: str) -> tuple[list[tuple[int, int]], float]:

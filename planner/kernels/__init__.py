@@ -4,7 +4,7 @@ Every function returns a `KernelTime` of broadcast arrays and takes a small froz
 `gpu_profiles.fits.kernel_fit` finds the fit for a GPU and engine, `*.from_gpu` makes a prior from a profile alone.
 """
 
-from planner.kernels.attention import AttentionFit, attention_time, mla_time, padded_rows
+from planner.kernels.attention import AttentionFit, Work, attention_time, decode_work, mla_time, mla_work, padded_rows, stream_time
 from planner.kernels.base import BOUNDS, KernelTime
 from planner.kernels.comm import CommFit, allgather_time, allreduce_time, alltoall_time
 from planner.kernels.gemm import GemmFit, gemm_time
@@ -12,7 +12,7 @@ from planner.kernels.moe import MoeFit, experts_touched, independent_tokens, moe
 from planner.kernels.state import StateFit, state_time
 
 __all__ = [
-    "BOUNDS", "AttentionFit", "CommFit", "GemmFit", "KernelTime", "MoeFit", "StateFit", "allgather_time", "allreduce_time",
-    "alltoall_time", "attention_time", "experts_touched", "gemm_time", "independent_tokens", "mla_time", "moe_time", "padded_rows",
-    "state_time",
+    "BOUNDS", "AttentionFit", "CommFit", "GemmFit", "KernelTime", "MoeFit", "StateFit", "Work", "allgather_time", "allreduce_time",
+    "alltoall_time", "attention_time", "decode_work", "experts_touched", "gemm_time", "independent_tokens", "mla_time", "mla_work", "moe_time",
+    "padded_rows", "state_time", "stream_time",
 ]  # fmt: skip

@@ -84,8 +84,8 @@ class AttentionFit:
         )  # fmt: skip
 
 
-class _Work(NamedTuple):
-    """What a decode-like kernel does, whatever the attention is called."""
+class Work(NamedTuple):
+    """What a decode-like kernel does, whatever the attention is called; a fit lays it out once and times it under many numbers."""
 
     units: Array
     """num_seqs x KV heads x row tiles."""
@@ -98,7 +98,8 @@ class _Work(NamedTuple):
     """KV and activations from memory, each sequence once."""
 
 
-def _stream(w: _Work, fit: AttentionFit, repeated: bool) -> KernelTime:
+def stream_time(w: Work, fit: AttentionFit, repeated: bool) -> KernelTime:
+    """Seconds of decode or verification (see attention_time for `repeated`)."""
     splits = np.clip(fit.sm_count / w.units, 1.0, np.maximum(1.0, np.minimum(w.context / fit.split_tokens, fit.max_splits)))
     waves = np.maximum(w.units * splits / fit.sm_count, 1.0)
     per_sm = waves * w.context / splits * fit.sm_count
@@ -125,6 +126,22 @@ def padded_rows(query_len: Num, group: Num, head_dim: int, kernel: AttentionKern
     return as_array(tiles.padded_rows(*args)), as_array(tiles.num_row_tiles(*args))
 
 
+def decode_work(  # noqa: PLR0913
+    num_seqs: Num, query_len: Num, context_len: Num, *, num_heads: Num, num_kv_heads: Num, head_dim: int, v_head_dim: int | None = None,
+    kv_bytes_per_element: Num, kernel: AttentionKernel | None = None,
+) -> Work:  # fmt: skip
+    """Work of decode and verification; query tokens beyond VERIFY_MAX_QUERY lay out no more tiles."""
+    b, q, s = as_array(num_seqs), as_array(query_len), as_array(context_len)
+    kv_heads, heads = as_array(num_kv_heads), as_array(num_heads)
+    width = float(head_dim + (v_head_dim or head_dim))
+    token = width * as_array(kv_bytes_per_element)
+    rows, passes = padded_rows(np.minimum(q, VERIFY_MAX_QUERY), heads / kv_heads, head_dim, kernel)
+    return Work(
+        units=b * kv_heads * passes, context=s, token_bytes=token, tile_flop=2.0 * width * rows / passes,
+        read_bytes=b * (s * kv_heads * token + q * heads * (2.0 * width)),
+    )  # fmt: skip
+
+
 def attention_time(  # noqa: PLR0913
     num_seqs: Num, query_len: Num, context_len: Num, *, num_heads: Num, num_kv_heads: Num, head_dim: int, v_head_dim: int | None = None,
     kv_bytes_per_element: Num, fit: AttentionFit, kernel: AttentionKernel | None = None, repeated: bool = False,
@@ -141,16 +158,14 @@ def attention_time(  # noqa: PLR0913
     read = b * (s * kv_heads * token + q * heads * (2.0 * width))
     if chunk.all():
         return _prefill(b, q, s, heads=heads, read=read, flop_per_pair=2.0 * width, fit=fit)
-    group = heads / kv_heads
-    rows, passes = padded_rows(np.minimum(q, VERIFY_MAX_QUERY), group, head_dim, kernel)
-    work = _Work(
-        units=b * kv_heads * passes, context=s, token_bytes=token,
-        tile_flop=2.0 * width * rows / passes, read_bytes=read,
+    work = decode_work(
+        b, q, s, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_head_dim,
+        kv_bytes_per_element=kv_bytes_per_element, kernel=kernel,
     )  # fmt: skip
-    decode = _stream(work, fit, repeated)
-    one = np.broadcast_to(group * q <= 1.0, decode.time_s.shape)
+    decode = stream_time(work, fit, repeated)
+    one = np.broadcast_to(heads / kv_heads * q <= 1.0, decode.time_s.shape)
     if fit.single is not None and one.any():
-        decode = kernel_time(*(np.where(one, x, y) for x, y in zip(_stream(work, fit.single, repeated), decode, strict=True)))
+        decode = kernel_time(*(np.where(one, x, y) for x, y in zip(stream_time(work, fit.single, repeated), decode, strict=True)))
     if not chunk.any():
         return decode
     long = _prefill(b, q, s, heads=heads, read=read, flop_per_pair=2.0 * width, fit=fit)
@@ -169,6 +184,21 @@ def _prefill(  # noqa: PLR0913
     return kernel_time(fit.prefill_fixed_s + body, memory, compute, fit.prefill_fixed_s)
 
 
+def mla_work(  # noqa: PLR0913
+    num_seqs: Num, query_len: Num, context_len: Num, *, num_heads: Num, kv_rank: int, rope_dim: int, kv_bytes_per_element: Num,
+    kernel: AttentionKernel | None = None,
+) -> Work:  # fmt: skip
+    """Work of absorbed latent attention (see mla_time)."""
+    b, q, s = as_array(num_seqs), as_array(query_len), as_array(context_len)
+    rows, passes = padded_rows(q, num_heads, kv_rank + rope_dim, kernel)
+    token = (kv_rank + rope_dim) * as_array(kv_bytes_per_element)
+    width = 2.0 * kv_rank + rope_dim
+    return Work(
+        units=b * passes, context=s, token_bytes=token, tile_flop=2.0 * width * rows / passes,
+        read_bytes=b * (s * token + q * as_array(num_heads) * (2.0 * width)),
+    )  # fmt: skip
+
+
 def mla_time(  # noqa: PLR0913
     num_seqs: Num, query_len: Num, context_len: Num, *, num_heads: Num, kv_rank: int, rope_dim: int, kv_bytes_per_element: Num,
     fit: AttentionFit, kernel: AttentionKernel | None = None, repeated: bool = False,
@@ -178,12 +208,8 @@ def mla_time(  # noqa: PLR0913
     2R(2r + d) FLOP per token for R = heads x query_len rows: past the ridge of Hopper at 128 heads and one query. Long prompt chunks
     expand the latent to per-head keys and values instead: use attention_time there.
     """
-    b, q, s = as_array(num_seqs), as_array(query_len), as_array(context_len)
-    rows, passes = padded_rows(q, num_heads, kv_rank + rope_dim, kernel)
-    token = (kv_rank + rope_dim) * as_array(kv_bytes_per_element)
-    width = 2.0 * kv_rank + rope_dim
-    work = _Work(
-        units=b * passes, context=s, token_bytes=token, tile_flop=2.0 * width * rows / passes,
-        read_bytes=b * (s * token + q * as_array(num_heads) * (2.0 * width)),
+    work = mla_work(
+        num_seqs, query_len, context_len, num_heads=num_heads, kv_rank=kv_rank, rope_dim=rope_dim,
+        kv_bytes_per_element=kv_bytes_per_element, kernel=kernel,
     )  # fmt: skip
-    return _stream(work, fit, repeated)
+    return stream_time(work, fit, repeated)
