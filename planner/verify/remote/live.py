@@ -15,7 +15,7 @@ from planner.acceptance.importers import Imported
 from planner.acceptance.survival import survival_from
 from planner.cases import DRAFTER_KINDS
 from planner.errors import InputError
-from planner.verify.remote.client import ServerIdentity, Timeouts, identify
+from planner.verify.remote.client import Endpoint, ServerIdentity, Timeouts, identify
 from planner.verify.remote.counters import Snapshot, observe, snapshot
 from planner.verify.remote.exposition import grown, mean_of, totals
 
@@ -120,14 +120,14 @@ class LiveReading:
         }  # fmt: skip
 
 
-def read_live(base_url: str, *, window_s: float = 10.0, kind: str | None = None, timeouts: Timeouts = Timeouts()) -> LiveReading:
+def read_live(server: str | Endpoint, *, window_s: float = 10.0, kind: str | None = None, timeouts: Timeouts = Timeouts()) -> LiveReading:
     """Watch a server for `window_s` seconds. `kind`: its drafter, where the server does not say (vLLM).
 
     A server that is down, slow or exports no metrics is an InputError; single missing fields are named in `missing`.
     """
     if not 0 < window_s <= 3600:
         raise InputError("not a window", where="window_s", got=window_s, expected="seconds in 0..3600")
-    identity = identify(base_url, timeouts=timeouts)
+    identity = identify(server, timeouts=timeouts)
     end, taken = identity.endpoint, []
     shots: list[Snapshot] = []
     begin = time.monotonic()
