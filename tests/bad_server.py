@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
             return None
         if self.behaviour == "drip":
             return self.drip()
-        owner = {"sglang": "sglang", "llamacpp": "llamacpp", "llamacpp_draft": "llamacpp", "trtllm": "tensorrt_llm"}.get(self.behaviour, "vllm")
+        owner = {"sglang": "sglang", "llamacpp": "llamacpp", "trtllm": "tensorrt_llm"}.get(self.behaviour.split("_")[0], "vllm")
         pages = {
             "/health": "{}",
             "/version": '{"version": "0.33.0"}',
@@ -185,6 +185,15 @@ PAGES: dict[str, dict[str, str]] = {
     },
     "trtllm": {"/metrics": "[]", "/version": '{"version": "1.3.0"}'},
 }  # fmt: skip
+
+
+_ROWS = [
+    {"specDecodingStats": {"numDraftTokens": 6, "numAcceptedTokens": 3, "numRequestsWithDraftTokens": 2, "iterLatencyMS": 8.0}},
+    {"specDecodingStats": {"numDraftTokens": 12, "numAcceptedTokens": 6, "numRequestsWithDraftTokens": 4, "iterLatencyMS": 12.0}},
+    {"iter": 3},
+]
+_UNTIMED = [{k: {n: v for n, v in s.items() if n != "iterLatencyMS"}} for row in _ROWS[:2] for k, s in row.items()]
+PAGES |= {"trtllm_live": {"/metrics": json.dumps(_ROWS)}, "trtllm_untimed": {"/metrics": json.dumps(_UNTIMED)}}
 
 
 class _Http(ThreadingHTTPServer):

@@ -413,6 +413,17 @@ def test_tensorrt_llm_iterations_are_those_since_the_last_scrape() -> None:
     assert seen.acceptance is not None and seen.acceptance.num_drafts == 20 and seen.acceptance.acceptance_len == 2.5
 
 
+def test_a_live_tensorrt_llm_is_read_from_its_iterations() -> None:
+    """2 requests drafted in one iteration of 8 ms, 4 in another of 12 ms: batch 3, round 10 ms, AL 1 + 9/6 = 2.5; without times the batch alone."""
+    with bad_server("trtllm_live") as url:
+        reading = read_live(url, window_s=0.1, kind="eagle3", timeouts=QUICK)
+    assert reading.num_seqs == 3.0 and reading.itl_s == pytest.approx(0.010) and reading.acceptance_len == pytest.approx(2.5)
+    assert reading.tpot_s == pytest.approx(0.004) and reading.tokens_per_s == pytest.approx(750.0)
+    with bad_server("trtllm_untimed") as url:
+        reading = read_live(url, window_s=0.1, kind="eagle3", timeouts=QUICK)
+    assert reading.num_seqs == 3.0 and reading.tpot_s is None and any("iterLatencyMS" in m for m in reading.missing)
+
+
 def test_llamacpp_is_read_from_its_timings_where_metrics_are_off() -> None:
     with bad_server("llamacpp") as url:
         arm = measure_arm(url, PROMPTS, spec(output_len=12, concurrency=3, requests=6), kind="eagle3", draft_len=5, timeouts=QUICK)
