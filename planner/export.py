@@ -38,6 +38,8 @@ LLAMACPP_TYPE = {
     "dspark": "draft-dspark",
     "ngram": "ngram-simple",
 }
+_LLAMACPP_PATTERN = 4
+"""Tokens that must have occurred before, as vLLM's prompt_lookup_max here; never more than D."""
 NO_MODEL = ("mtp", "ngram", "suffix")
 
 
@@ -184,6 +186,8 @@ def _llamacpp(kind: str, model: str | None, most: int) -> dict[str, Any] | None:
     if kind not in LLAMACPP_TYPE:
         return None
     if kind == "ngram":
-        return {"command": f"llama-server -m MODEL.gguf --spec-type ngram-simple --spec-ngram-simple-size-m {most}", "notes": []}
+        # ngram-simple (build 11434, common/ngram-map.cpp) drops every draft shorter than the pattern, 12 tokens by default: D < 12 never drafts.
+        sizes = f"--spec-ngram-simple-size-n {min(most, _LLAMACPP_PATTERN)} --spec-ngram-simple-size-m {most}"
+        return {"command": f"llama-server -m MODEL.gguf --spec-type ngram-simple {sizes}", "notes": []}
     draft = "" if kind in NO_MODEL else f" -md {model or 'HEAD'}.gguf"
     return {"command": f"llama-server -m MODEL.gguf{draft} --spec-type {LLAMACPP_TYPE[kind]} --spec-draft-n-max {most}", "notes": []}

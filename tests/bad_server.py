@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+KEY = "sesame-4711"
 LABELS = 'engine="0",model_name="m"'
 
 
@@ -51,7 +52,17 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def refused(self) -> bool:
+        """`wants_key`: 401 which says the key back, as some do."""
+        given = self.headers.get("Authorization", "")
+        if self.behaviour != "wants_key" or given == f"Bearer {KEY}":
+            return False
+        self.send(401, f"wrong key: {given}")
+        return True
+
     def do_GET(self) -> None:
+        if self.refused():
+            return None
         path = self.path.split("?")[0]
         if self.behaviour == "error" or (self.behaviour == "loading" and path == "/health"):
             return self.send(500 if self.behaviour == "error" else 503, "Internal Server Error: out of memory")
@@ -60,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
             return None
         if self.behaviour == "drip":
             return self.drip()
-        owner = {"sglang": "sglang", "llamacpp": "llamacpp", "trtllm": "tensorrt_llm"}.get(self.behaviour, "vllm")
+        owner = {"sglang": "sglang", "llamacpp": "llamacpp", "trtllm": "tensorrt_llm"}.get(self.behaviour.split("_")[0], "vllm")
         pages = {
             "/health": "{}",
             "/version": '{"version": "0.33.0"}',
@@ -89,6 +100,8 @@ class Handler(BaseHTTPRequestHandler):
         return metrics(4, drafts)
 
     def do_POST(self) -> None:
+        if self.refused():
+            return None
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/completion":
             return self.llamacpp(body)
@@ -165,8 +178,22 @@ PAGES: dict[str, dict[str, str]] = {
             "build_info": "b1-abc",
         }),
     },
+    "llamacpp_draft": {
+        "/metrics": "llamacpp:requests_processing 0\n",
+        "/props": json.dumps({"default_generation_settings": {"params": {"speculative.types": "none"}}, "total_slots": 1}),
+        "/slots": json.dumps([{"id": 0, "speculative": True, "params": {"speculative.types": "none,draft-simple"}}]),
+    },
     "trtllm": {"/metrics": "[]", "/version": '{"version": "1.3.0"}'},
 }  # fmt: skip
+
+
+_ROWS = [
+    {"specDecodingStats": {"numDraftTokens": 6, "numAcceptedTokens": 3, "numRequestsWithDraftTokens": 2, "iterLatencyMS": 8.0}},
+    {"specDecodingStats": {"numDraftTokens": 12, "numAcceptedTokens": 6, "numRequestsWithDraftTokens": 4, "iterLatencyMS": 12.0}},
+    {"iter": 3},
+]
+_UNTIMED = [{k: {n: v for n, v in s.items() if n != "iterLatencyMS"}} for row in _ROWS[:2] for k, s in row.items()]
+PAGES |= {"trtllm_live": {"/metrics": json.dumps(_ROWS)}, "trtllm_untimed": {"/metrics": json.dumps(_UNTIMED)}}
 
 
 class _Http(ThreadingHTTPServer):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_server import bad_server
+from bad_server import KEY, bad_server
 
 from planner.acceptance.importers import import_acceptance
 from planner.cases import parse_case
@@ -201,7 +201,7 @@ def test_a_server_that_is_stopped_ends_its_answers(target: Transformer) -> None:
 
 def test_a_live_server_is_read_and_advised(server: EngineServer) -> None:
     end = identify(server.url).endpoint
-    traffic = threading.Thread(target=closed_loop, args=(end, PROMPTS, spec(requests=2000, limit_s=2.2, output_len=32)))
+    traffic = threading.Thread(target=closed_loop, args=(end, PROMPTS, spec(requests=2000, limit_s=5.0, output_len=32)))
     traffic.start()
     time.sleep(0.3)
     reading = read_live(server.url, window_s=1.5, kind="ngram")
@@ -319,6 +319,19 @@ def test_a_server_that_fails_under_load(behaviour: str, text: str) -> None:
     assert text in arm_problems(behaviour, requests=8)
 
 
+def test_a_key_is_sent_and_never_said_back() -> None:
+    with bad_server("wants_key") as url:
+        with pytest.raises(InputError, match=r"the server wants an API key; got 'status 401'.*--api-key-env NAME"):
+            identify(url, timeouts=QUICK)
+        with pytest.raises(InputError, match="the server refuses the API key") as caught:
+            identify(Endpoint(url, api_key="wrong-0815"), timeouts=QUICK)
+        assert "0815" not in str(caught.value) and "0815" not in repr(Endpoint(url, api_key="wrong-0815"))
+        arm = measure_arm(Endpoint(url, api_key=KEY), PROMPTS, spec(output_len=4), kind="eagle3", draft_len=4, timeouts=QUICK)
+        assert len(arm.load.sent) == 4 and KEY not in json.dumps(arm.to_dict()) + repr(arm)
+        load = closed_loop(Endpoint(url, "vllm", "m", api_key="wrong-0815"), PROMPTS, spec(output_len=4), timeouts=QUICK)
+        assert load.error is not None and "refuses the API key" in load.error and "0815" not in load.error and load.failures == ()
+
+
 def test_a_slow_server_is_stopped_at_the_limit_and_what_it_did_is_kept() -> None:
     with bad_server("slow") as url:
         load = closed_loop(identify(url).endpoint, PROMPTS, spec(output_len=10, requests=1000, limit_s=1.0), timeouts=QUICK)
@@ -368,6 +381,9 @@ def test_engines_are_recognised_by_their_own_words() -> None:
         found = identify(url)
         assert (found.endpoint.engine, found.kind, found.draft_len, found.max_seqs) == ("llamacpp", "eagle3", 5, 2)
         assert found.notes == ("started without --metrics: acceptance comes from the answers' timings, without positions",)
+    with bad_server("llamacpp_draft") as url:  # as build 11434 says it: /props denies it, D is not told
+        found = identify(url)
+        assert (found.method, found.kind, found.draft_len, found.speculating) == ("draft-simple", "external", None, True)
     with bad_server("trtllm") as url:
         assert identify(url).endpoint.engine == "trtllm"
 
@@ -395,6 +411,17 @@ def test_tensorrt_llm_iterations_are_those_since_the_last_scrape() -> None:
     row = {"specDecodingStats": {"numDraftTokens": 30, "numAcceptedTokens": 15, "numRequestsWithDraftTokens": 10}}
     seen = observe(Snapshot(end, json.dumps([row])), Snapshot(end, json.dumps([row, row])), kind="eagle3", draft_len=3)
     assert seen.acceptance is not None and seen.acceptance.num_drafts == 20 and seen.acceptance.acceptance_len == 2.5
+
+
+def test_a_live_tensorrt_llm_is_read_from_its_iterations() -> None:
+    """2 requests drafted in one iteration of 8 ms, 4 in another of 12 ms: batch 3, round 10 ms, AL 1 + 9/6 = 2.5; without times the batch alone."""
+    with bad_server("trtllm_live") as url:
+        reading = read_live(url, window_s=0.1, kind="eagle3", timeouts=QUICK)
+    assert reading.num_seqs == 3.0 and reading.itl_s == pytest.approx(0.010) and reading.acceptance_len == pytest.approx(2.5)
+    assert reading.tpot_s == pytest.approx(0.004) and reading.tokens_per_s == pytest.approx(750.0)
+    with bad_server("trtllm_untimed") as url:
+        reading = read_live(url, window_s=0.1, kind="eagle3", timeouts=QUICK)
+    assert reading.num_seqs == 3.0 and reading.tpot_s is None and any("iterLatencyMS" in m for m in reading.missing)
 
 
 def test_llamacpp_is_read_from_its_timings_where_metrics_are_off() -> None:
@@ -448,7 +475,7 @@ def test_a_launched_server_is_healthy_inside_and_gone_after(tmp_path: Path) -> N
     ("behaviour", "limit_s", "text"),
     [
         ("dies_at_start", 8.0, r"ended before it was ready \(exit status 1\)(.|\n)*must be divisible by n_predict=5"),
-        ("loading", 0.8, r"not ready in time; got 'after 0.8 s: /health answers 503'(.|\n)*loading weights"),
+        ("loading", 3.0, r"not ready in time; got 'after 3 s: /health answers 503'(.|\n)*loading weights"),
     ],
 )
 def test_a_server_that_does_not_come_up(behaviour: str, limit_s: float, text: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,10 +34,14 @@ def verify(  # noqa: PLR0913
     prompts: Annotated[Path | None, typer.Option(help="Prompt file: SPEED-Bench or plain JSON lines, ShareGPT, or text lines.")] = None,
     output_len: Annotated[int | None, typer.Option(help="Tokens decoded for each prompt.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Built-in engine: all drafters, three workloads, both targets; under an hour.")] = False,
+    k0_tier: Annotated[
+        bool, typer.Option("--k0-tier", help="Also a server whose schedule drafts nothing (a plan with such a tier: always).")
+    ] = False,
     recalibrate: Annotated[Path | None, typer.Option(help="Built-in engine: also write a profile with the numbers of this run.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU profile of the server's machine.")] = None,
     tp: Annotated[int, typer.Option(help="Tensor parallelism of the server.")] = 1,
     server_arg: Annotated[list[str] | None, typer.Option(help="A further argument of the server's command line, may be repeated.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the API key that the server wants.")] = None,
     model_path: Annotated[str | None, typer.Option(help="What the engine loads instead of the model id (llama.cpp: a .gguf file).")] = None,
     window_s: Annotated[float, typer.Option(help="Seconds to watch a live server.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
@@ -53,9 +58,10 @@ def verify(  # noqa: PLR0913
     engine = engine or (plan or {}).get("engine") or "builtin"
     if engine not in ENGINES:
         raise InputError("unknown engine", where="--engine", got=engine, expected=", ".join(ENGINES))
-    asked = Asked(drafter or [], draft_lens, batches, workloads, prompts, output_len, targets)
+    asked = Asked(drafter or [], draft_lens, batches, workloads, prompts, output_len, targets, k0_tier)
     if url is not None:
-        live(url, plan or ({"model": subject, "gpu": gpu, "tp": tp} if subject else None), asked, window_s, as_json)
+        deployment = plan or ({"model": subject, "gpu": gpu, "tp": tp} if subject else None)
+        live((url, api_key(api_key_env)), deployment, asked, window_s, as_json)
         return
     with missing_library():
         with progress_bar() as progress:
@@ -63,8 +69,19 @@ def verify(  # noqa: PLR0913
                 report = builtin(asked, subject, full, out, progress, recalibrate)
             else:
                 case = {"model": subject, "gpu": gpu, "tp": tp, **(plan or {}), "engine": engine}
-                report = served(asked, case, out, progress, tuple(server_arg or ()), model_path)
+                report = served(asked, case, out, progress, tuple(server_arg or ()), model_path, api_key(api_key_env))
         finish(report.to_json(), out, as_json)
+
+
+def api_key(variable: str | None) -> str | None:
+    """The key in an environment variable: never on the command line, where others can read it."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        state = "with other text" if key else "unset or empty"
+        raise InputError("no API key there", where="--api-key-env", got=f"{variable} {state}", expected="an environment variable that holds the key")
+    return key
 
 
 @dataclass(frozen=True)
@@ -78,6 +95,7 @@ class Asked:
     prompts: Path | None
     output_len: int | None
     targets: str | None = None
+    k0_tier: bool = False
 
     def prompt_set(self) -> PromptSet:
         from planner.verify.prompts import builtin_prompt_set, read_prompts
@@ -134,6 +152,8 @@ def plan_inputs(subject: str | None) -> dict[str, Any] | None:
     inputs = raw["inputs"]
     found = [{"kind": r["drafter"], "model": r.get("drafter_model")} for r in raw["recommendations"] if r.get("drafter")]
     out = {k: inputs[k] for k in ("model", "gpu", "n_gpus", "tp", "dp", "ep", "engine", "weights_dtype", "kv_dtype") if inputs.get(k) is not None}
+    schedule = raw.get("schedule") or {}
+    out["k0_tier"] = any(d == 0 for _, _, d in schedule.get("ranges", ())) and len(schedule["ranges"]) > 1
     return out | {"recommended": [dict(t) for t in {tuple(d.items()): None for d in found}]}
 
 
@@ -177,12 +197,12 @@ def builtin_spec(asked: Asked, full: bool, prompts: PromptSet) -> Spec:
 
 
 def served(  # noqa: PLR0913
-    asked: Asked, case: dict[str, Any], out: Path, progress: Progress, extra: tuple[str, ...], model_path: str | None
+    asked: Asked, case: dict[str, Any], out: Path, progress: Progress, extra: tuple[str, ...], model_path: str | None, secret: str | None = None
 ) -> Any:
     """A sweep over servers of an engine, each started for its arms, or over transformers in this process."""
     from planner.verify.remote.sweep import Drafter, Sweep, run_sweep
 
-    recommended = case.pop("recommended", [])
+    recommended, k0_tier = case.pop("recommended", []), case.pop("k0_tier", False) or asked.k0_tier
     for key, option in (("model", "MODEL"), ("gpu", "--gpu")):
         if not case.get(key):
             raise InputError(f"{option} is missing", where="verify", expected="a model and a --gpu, or a plan's JSON")
@@ -195,23 +215,23 @@ def served(  # noqa: PLR0913
     sizes = asked.sizes() or ((1,) if here else (1, 8))
     sweep = Sweep(
         case, drafters, asked.lengths() or (1, 2, 4), sizes, asked.categories(known) or tuple(known), asked.tokens(128),
-        extra=extra, model_path=model_path,
+        extra=extra, model_path=model_path, k0_tier=k0_tier and not here,
     )  # fmt: skip
     if here:
         from planner.verify.hf_engine import verify_transformers
 
         return verify_transformers(sweep, out, prompts, progress)
-    return run_sweep(sweep, out, prompts, progress)
+    return run_sweep(sweep, out, prompts, progress, api_key=secret)
 
 
-def live(url: str, deployment: Mapping[str, Any] | None, asked: Asked, window_s: float, as_json: bool) -> None:
-    """What a running server's own counters say, and which D the planner would set there."""
-    from planner.verify.remote import read_live, recommend_live
+def live(server: tuple[str, str | None], deployment: Mapping[str, Any] | None, asked: Asked, window_s: float, as_json: bool) -> None:
+    """What a running server's own counters say, and which D the planner would set there. server: its address, and its key if it wants one."""
+    from planner.verify.remote import Endpoint, read_live, recommend_live
 
     if not 0 < window_s <= 3600:
         raise InputError("--window-s must be between 0 and 3600 seconds", got=window_s)
     kinds = [d["kind"] for d in asked.kinds()]
-    reading = read_live(url, window_s=window_s, kind=kinds[0] if kinds else None)
+    reading = read_live(Endpoint(server[0], api_key=server[1]), window_s=window_s, kind=kinds[0] if kinds else None)
     advice = None
     if deployment is not None:
         if not deployment.get("gpu"):

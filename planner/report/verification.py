@@ -91,6 +91,31 @@ def advice(result: Result) -> list[str]:
     return out
 
 
+def k0_lines(result: Result) -> list[str]:
+    """What having speculation loaded costs while a schedule's tier drafts nothing, measured and predicted."""
+    out = []
+    for t in result.get("k0_tiers", ()):
+        said = "" if t["predicted_tax_frac"] is None else f", predicted {100 * t['predicted_tax_frac']:+.1f} %"
+        span = f"{100 * t['tax_low_frac']:+.1f} to {100 * t['tax_high_frac']:+.1f} %"
+        where = f"{drafter_name(t['drafter'])}, {t['workload']}, batch {t['num_seqs']}"
+        out.append(f"K=0 tier, {where}: TPOT {100 * t['tax_frac']:+.1f} % over off ({span}){said}")
+    return out
+
+
+def round_lines(result: Result) -> list[str]:
+    """An HTTP engine's round as a fixed part and one by draft token, with 90 % half widths."""
+    out = []
+    for r in result.get("round_lines", ()):
+        fixed = f"{r['fixed_s'] * 1e3:.3g} +- {r['fixed_half_s'] * 1e3:.2g} ms"
+        token = f"{r['per_draft_token_s'] * 1e3:.3g} +- {r['per_draft_token_half_s'] * 1e3:.2g} ms a draft token"
+        plain = "" if r["plain_step_s"] is None else f"; a plain step {r['plain_step_s'] * 1e3:.3g} ms"
+        said = ""
+        if r["predicted_fixed_s"] is not None:
+            said = f"; predicted {r['predicted_fixed_s'] * 1e3:.3g} ms + {r['predicted_per_draft_token_s'] * 1e3:.3g} ms"
+        out.append(f"{drafter_name(r['drafter'])}, {r['workload']}, batch {r['num_seqs']}: {fixed} + {token}{plain}{said}")
+    return out
+
+
 def text(result: Result, width: int = 80) -> str:
     """For a terminal of 80 columns and more."""
     rows = [
@@ -116,6 +141,9 @@ def text(result: Result, width: int = 80) -> str:
         "What to calibrate",
         *(wrap(f"- {a}", width) for a in advice(result)),
     ]
+    for title, lines in (("What a round costs", round_lines(result)), ("What a K=0 tier costs", k0_lines(result))):
+        if lines:
+            parts += ["", title, *(wrap(f"- {line}", width) for line in lines)]
     if result["notes"]:
         parts += ["", "Notes", *(wrap(f"- {n}", width) for n in result["notes"])]
     return "\n".join(parts)
@@ -131,7 +159,8 @@ def html(result: Result) -> str:
     env.filters["percent"] = percent
     return env.get_template("verification.html.j2").render(
         headline=headline(result), engine=result["engine"], choices=choice_rows(result), arms=arm_rows(result), causes=causes(result),
-        advice=advice(result), notes=result["notes"], figure=fragment(agreement_figure(result["cells"]), with_library=True),
+        advice=advice(result), notes=result["notes"], rounds=round_lines(result), tiers=k0_lines(result),
+        figure=fragment(agreement_figure(result["cells"]), with_library=True),
         curves=fragment(curve_figure(result["cells"]), with_library=False), drafter_name=drafter_name,
     )  # fmt: skip
 

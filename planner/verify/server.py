@@ -7,6 +7,7 @@ and do not cut the last round to the length asked for.
 
 from __future__ import annotations
 
+import hmac
 import json
 import threading
 import time
@@ -42,6 +43,16 @@ class Engine:
     model: str = "builtin"
     per_request: bool = False
     """Tell each request's acceptance in its answer, as vLLM does with --per-request-spec-decode-metrics detailed."""
+    schedule: tuple[tuple[int, int, int], ...] = ()
+    """(first, last, D) by requests running, as vLLM's num_speculative_tokens_per_batch_size; the last D goes on above. Rounds at 0 are plain, and a
+    drafter with a cache of its own misses what they read: its drafts are worse after, outputs are not."""
+    api_key: str | None = field(default=None, repr=False)
+    """Wanted as a bearer token on the paths under /v1, as vLLM does with --api-key."""
+
+    def draft_len_at(self, running: int) -> int:
+        """D of a round with so many requests running."""
+        under = [d for first, _, d in self.schedule if first <= running]
+        return min(self.draft_len, under[-1]) if under else self.draft_len
 
 
 @dataclass
@@ -95,6 +106,8 @@ class EngineServer:
     metrics: _Metrics
     history: list[list[tuple[int, int]]] = field(default_factory=list)
     turn: threading.Lock = field(default_factory=threading.Lock)
+    running: list[object] = field(default_factory=list)
+    """One entry for each request under way."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -108,6 +121,7 @@ class EngineServer:
         rounds = Rounds()
         slots = len(prompt) + output_len + 2 * (engine.draft_len + 2)
         m.running.inc()
+        self.running.append(asked)
         try:
             with self.turn, torch.inference_mode():
                 batch, cache = prefill(engine.target, [prompt], slots, sampler)
@@ -122,7 +136,7 @@ class EngineServer:
             yield [int(batch.tokens[0, len(prompt)])]
             while done < output_len and not self.stopping.is_set():
                 with self.turn:
-                    decode_round(engine.target, cache, batch, drafter, engine.draft_len, sampler, rounds)
+                    decode_round(engine.target, cache, batch, drafter, engine.draft_len_at(len(self.running)), sampler, rounds)
                     drafted, accepted = int(rounds.drafted[-1][0]), int(rounds.accepted[-1][0])
                     m.round(drafted, accepted)
                     asked.rounds.append((drafted, accepted))
@@ -141,6 +155,7 @@ class EngineServer:
                 m.tpot.observe((last - first) / max(1, output_len - 1))
         finally:
             m.running.dec()
+            self.running.pop()
             self.history.append(asked.rounds)
 
 
@@ -175,7 +190,17 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is logged."""
 
+    def _refused(self) -> bool:
+        """Whether 401 was answered because the key is missing or another one."""
+        wanted, given = self.home.engine.api_key, self.headers.get("Authorization", "")
+        if wanted is None or not self.path.startswith("/v1") or hmac.compare_digest(given.encode(), f"Bearer {wanted}".encode()):
+            return False
+        self._json(401, {"error": "Unauthorized"})
+        return True
+
     def do_GET(self) -> None:
+        if self._refused():
+            return
         engine = self.home.engine
         match self.path.split("?")[0]:
             case "/health":
@@ -190,6 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(404, {"error": {"message": f"no such path: {self.path}"}})
 
     def do_POST(self) -> None:
+        if self._refused():
+            return
         if self.path != "/v1/completions":
             self._json(404, {"error": {"message": f"no such path: {self.path}"}})
             return

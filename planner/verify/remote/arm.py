@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
-from planner.verify.remote.client import ServerIdentity, Timeouts, identify
+from planner.verify.remote.client import Endpoint, ServerIdentity, Timeouts, identify
 from planner.verify.remote.counters import Observed, check_loaded, observe, snapshot
 from planner.verify.remote.launch import Serve, free_port, launched, server_command
 from planner.verify.remote.load import Load, LoadSpec, closed_loop
@@ -38,21 +38,24 @@ class Arm:
 
 
 def measure_arm(  # noqa: PLR0913
-    base_url: str, prompts: Sequence[str], spec: LoadSpec, *, kind: str | None = None, draft_len: int = 0, warmup: int | None = None,
+    server: str | Endpoint, prompts: Sequence[str], spec: LoadSpec, *, kind: str | None = None, draft_len: int = 0, warmup: int | None = None,
     timeouts: Timeouts = Timeouts(),
 ) -> Arm:  # fmt: skip
-    """Measure one arm on a running server. `kind`, `draft_len`: what it was asked to run (None, 0: plain decoding). `warmup`: requests before
+    """Measure one arm on a running server. `kind`, `draft_len`: what it was asked to run (None, 0: plain decoding; a kind
+    with 0: a K = 0 tier). `warmup`: requests before
     anything is counted (default: one round of `concurrency`), of the same shape, so that every batch size in use has been compiled.
 
     A server that cannot be reached at the start is an InputError; one that fails later leaves its partial results and says so in `problems`.
     """
-    identity = identify(base_url, timeouts=timeouts)
-    endpoint = identity.endpoint
+    identity = identify(server, timeouts=timeouts)
+    endpoint, base_url = identity.endpoint, identity.endpoint.base_url
     count = spec.concurrency if warmup is None else warmup
     if count:
         warm = closed_loop(endpoint, prompts, replace(spec, requests=max(count, spec.concurrency)), timeouts=timeouts)
         if warm.error or not warm.sent:
             return Arm(identity, replace(warm, sent=()), None, (f"{base_url}: in the warm-up: {(*warm.problems, 'no request was answered')[0]}",))
+    if endpoint.engine == "llamacpp":
+        identity = identify(endpoint, timeouts=timeouts)  # it names its method once it has answered
     before = snapshot(endpoint, timeouts=timeouts)
     load = closed_loop(endpoint, prompts, spec, timeouts=timeouts)
     problems = list(load.problems)

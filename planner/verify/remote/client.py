@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.acceptance.importers.engines import having, sglang_draft_len
@@ -36,11 +36,13 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where an engine listens. engine: vllm, sglang, trtllm, llamacpp or openai (any server with /v1/completions)."""
+    """Where an engine listens. engine: vllm, sglang, trtllm, llamacpp or openai (any server with /v1/completions). api_key: sent with every
+    request as a bearer token, and shown nowhere."""
 
     base_url: str = "http://127.0.0.1:8000"
     engine: str = "openai"
     model: str = ""
+    api_key: str | None = field(default=None, repr=False)
 
     @property
     def local(self) -> bool:
@@ -51,6 +53,23 @@ class Endpoint:
 
     def at(self, path: str) -> str:
         return self.base_url.rstrip("/") + path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+
+    def hidden(self, text: str) -> str:
+        """`text` without the key: servers may say it back in their errors and logs."""
+        return text if self.api_key is None else text.replace(self.api_key, "***")
+
+
+class KeyRefused(InputError):
+    """401 or 403: no further request can do better."""
+
+    def __init__(self, endpoint: Endpoint, url: str, status: int) -> None:
+        asked = "the server wants an API key" if endpoint.api_key is None else "the server refuses the API key"
+        hint = "Put the key into an environment variable and name that with --api-key-env NAME."
+        super().__init__(asked, where=url, got=f"status {status}", expected="a key that it accepts", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -92,13 +111,15 @@ class ServerIdentity:
 
 
 def fetch(endpoint: Endpoint, path: str, timeouts: Timeouts) -> Answer:
-    """GET; any status is an answer. No connection, silence or an endless answer is one InputError."""
+    """GET; any status is an answer, but for 401 and 403 (KeyRefused). No connection, silence or an endless answer is one InputError."""
     import httpx
 
     url, begin = endpoint.at(path), time.monotonic()
     limits = httpx.Timeout(timeouts.silence_s, connect=timeouts.connect_s)
     try:
-        with httpx.Client(timeout=limits, trust_env=not endpoint.local) as client, client.stream("GET", url) as answer:
+        with httpx.Client(timeout=limits, trust_env=not endpoint.local) as client, client.stream("GET", url, headers=endpoint.headers) as answer:
+            if answer.status_code in (401, 403):
+                raise KeyRefused(endpoint, url, answer.status_code)
             body = bytearray()
             for chunk in answer.iter_bytes():
                 body += chunk
@@ -106,7 +127,7 @@ def fetch(endpoint: Endpoint, path: str, timeouts: Timeouts) -> Answer:
                 if time.monotonic() - begin > timeouts.answer_s or len(body) > _MOST_BYTES:
                     raise InputError("the answer does not end", where=url, got=f"{len(body)} bytes in {time.monotonic() - begin:.1f} s",
                                      expected=f"at most {_MOST_BYTES} bytes within {timeouts.answer_s:g} s")  # fmt: skip
-            return Answer(url, answer.status_code, body.decode("utf-8", errors="replace"))
+            return Answer(url, answer.status_code, endpoint.hidden(body.decode("utf-8", errors="replace")))
     except httpx.TimeoutException as error:
         which = timeouts.connect_s if isinstance(error, httpx.ConnectTimeout) else timeouts.silence_s
         hint = "It may still be loading, be overloaded, or hang."
@@ -126,11 +147,13 @@ def _optional(endpoint: Endpoint, path: str, timeouts: Timeouts) -> Answer:
     return answer if answer.status == 200 else replace(answer, text="")
 
 
-def identify(base_url: str, *, timeouts: Timeouts = Timeouts()) -> ServerIdentity:
-    """Ask a server what it is. Raises InputError when it cannot be reached, answers 5xx or is no OpenAI-compatible server."""
-    if not base_url.lower().startswith(("http://", "https://")):
-        raise InputError("not a server's address", where="url", got=base_url, expected="http://HOST:PORT")
-    end = Endpoint(base_url.rstrip("/").removesuffix("/v1"))
+def identify(server: str | Endpoint, *, timeouts: Timeouts = Timeouts()) -> ServerIdentity:
+    """Ask a server (its address, or an `Endpoint` with a key) what it is. Raises InputError when it cannot be reached, answers 5xx, wants another
+    key or is no OpenAI-compatible server."""
+    given = server if isinstance(server, Endpoint) else Endpoint(server)
+    if not given.base_url.lower().startswith(("http://", "https://")):
+        raise InputError("not a server's address", where="url", got=given.base_url, expected="http://HOST:PORT")
+    end = replace(given, base_url=given.base_url.rstrip("/").removesuffix("/v1"))
     models = _optional(end, "/v1/models", timeouts)
     data = models.values.get("data")
     cards = [c for c in data if isinstance(c, Mapping)] if isinstance(data, list) else []
@@ -202,20 +225,39 @@ def _sglang(end: Endpoint, metrics: str, timeouts: Timeouts) -> ServerIdentity:
 
 
 def _llamacpp(end: Endpoint, metrics: str, timeouts: Timeouts) -> ServerIdentity:
+    """/props holds the defaults of a request, where build 11434 says "none" although it drafts; whether a slot can speculate stands in /slots, and
+    with which method once it has answered a request."""
     props = _optional(end, "/props", timeouts).values
     settings = props.get("default_generation_settings")
-    params = settings.get("params") if isinstance(settings, Mapping) else None
-    params = params if isinstance(params, Mapping) else {}
-    types = params.get("speculative.types", params.get("speculative.type"))
-    method = ",".join(map(str, types)) if isinstance(types, list) else str(types) if types else None
+    slots = fetch(end, "/slots", timeouts)  # 501 where it was started without
+    slot = _first_slot(slots) if slots.status == 200 else {}
+    said = [v["params"] for v in (slot, settings) if isinstance(v, Mapping) and isinstance(v.get("params"), Mapping)]
+    methods = [_llamacpp_method(p.get("speculative.types", p.get("speculative.type"))) for p in said]
+    method = next((m for m in methods if m not in (None, "none")), None)
+    speculating = True if method else slot.get("speculative") if isinstance(slot.get("speculative"), bool) else False if "none" in methods else None
     build = props.get("build_info")
     model = end.model or str(props.get("model_alias") or props.get("model_path") or "")
     base = ServerIdentity(replace(end, model=model), None if build is None else str(build), max_seqs=_whole(props.get("total_slots")))
     notes = () if "llamacpp:" in metrics else ("started without --metrics: acceptance comes from the answers' timings, without positions",)
-    if method in (None, "none"):
-        return replace(base, speculating=None if method is None else False, notes=notes)
-    lookup = (method or "").startswith("ngram-")
-    kind = "ngram" if lookup else KIND_OF_METHOD.get(method or "")
-    # n_max is the D of draft models; look-up types have settings of their own, which are not shown.
-    draft_len = None if lookup else _whole(params.get("speculative.n_max"))
+    if method is None:
+        return replace(base, speculating=speculating, notes=notes)
+    lookup = method.startswith("ngram-")
+    kind = "ngram" if lookup else KIND_OF_METHOD.get(method)
+    # n_max is the D of draft models in older builds; look-up types have settings of their own, which are not shown.
+    draft_len = None if lookup else next((_whole(p["speculative.n_max"]) for p in said if "speculative.n_max" in p), None)
     return replace(base, method=method, kind=kind, draft_len=draft_len, speculating=True, notes=notes)
+
+
+def _first_slot(answer: Answer) -> Mapping[str, Any]:
+    """The first of /slots that says a method, else the first."""
+    try:
+        slots = [s for s in json.loads(answer.text) if isinstance(s, Mapping)]
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return next((s for s in slots if "params" in s), slots[0] if slots else {})
+
+
+def _llamacpp_method(types: object) -> str | None:
+    """A type given on the command line is put after the default: "none,draft-simple"."""
+    named = [str(t) for t in types] if isinstance(types, list) else str(types).split(",") if types else []
+    return ",".join(t for t in named if t != "none") or ("none" if named else None)

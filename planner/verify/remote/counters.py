@@ -170,11 +170,19 @@ def _other_traffic(before: Snapshot, after: Snapshot, load: Load) -> list[str]:
 
 
 def check_loaded(identity: ServerIdentity, observed: Observed | None, *, kind: str | None, draft_len: int) -> tuple[str, ...]:
-    """Did the server run the method and D that it was asked for? One text per contradiction, empty when there is none. D = 0: no speculation."""
+    """Did the server run the method and D that it was asked for? One text per contradiction, empty when there is none. D = 0: no speculation, or,
+    with a `kind`, one that is loaded and drafts nothing (a K = 0 tier)."""
     at, out = identity.endpoint.base_url, []
     seen = None if observed is None else observed.acceptance
     if draft_len == 0 or kind is None:
-        if identity.speculating:
+        if kind is not None:
+            if identity.speculating is False:
+                out.append(f"{at}: a K=0 tier of {kind} was asked for, but the server runs without speculation")
+            elif identity.method is not None and not _same(identity, kind):
+                out.append(f"{at}: another method is loaded: asked for {kind}, the server says {identity.method}")
+            if seen is not None and (seen.drafted or 0) > 0:
+                out.append(f"{at}: {seen.drafted:g} tokens were drafted in a K=0 tier: its schedule is not obeyed")
+        elif identity.speculating:
             out.append(f"{at}: speculation is on ({identity.method or 'method not named'}), but this arm is plain decoding: start it without")
         elif seen is not None and (seen.drafted or 0) > 0:
             out.append(f"{at}: {seen.drafted:g} tokens were drafted in an arm of plain decoding")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -17,7 +18,7 @@ from planner.deployment import Deployment
 from planner.errors import InputError
 from planner.export import exports_of
 from planner.search import Arm
-from planner.verify.remote.client import Endpoint, Timeouts, fetch
+from planner.verify.remote.client import Endpoint, KeyRefused, Timeouts, fetch
 
 LAST_LINES = 15
 _POLL_S = 0.2
@@ -39,6 +40,20 @@ class Serve:
     drafter_model: str | None = None
     model_path: str | None = None
     extra: tuple[str, ...] = ()
+    k0_tier: bool = False
+    """The drafter is loaded for D = `draft_len`, and a schedule drafts nothing up to `num_seqs` requests."""
+
+
+def k0_refusal(engine: str, kind: str, dp: int = 1) -> str | None:
+    """Why `engine` has no tier that drafts nothing for this drafter; None where it has. Facts: vLLM 0.33, SGLang 0.5.23, TensorRT-LLM (2026)."""
+    if engine == "vllm":
+        fixed = dp > 1 or kind in ("suffix", "dspark", "pard")
+        return "vLLM falls back to a fixed D with data parallelism, and for suffix, DSpark and PARD" if fixed else None
+    if engine == "sglang":
+        return None if kind in ("eagle3", "mtp") and dp == 1 else "SGLang adapts D for EAGLE heads and MTP alone, and without DP attention"
+    if engine == "trtllm":
+        return "the first tier of TensorRT-LLM's schedule must be its longest D"
+    return f"{engine} has no schedule by batch"
 
 
 def free_port() -> int:
@@ -54,7 +69,13 @@ def server_command(serve: Serve, *, port: int, folder: Path) -> list[str]:
     plain = not (serve.kind and serve.draft_len)
     row = {"drafter": kind, "drafter_model": serve.drafter_model, "draft_len": draft_len, "num_seqs": serve.num_seqs}
     arm = Arm(kind, serve.drafter_model, serve.deployment, None, draft_len)
-    bodies = exports_of(serve.deployment, arm, None, [row])
+    schedule = None
+    if serve.k0_tier:
+        if (why := k0_refusal(serve.engine, kind, serve.deployment.layout.dp)) is not None:
+            raise InputError(f"no K=0 tier of {kind}", where="engine", got=serve.engine, hint=f"{why}.")
+        # above the running batch drafts go on, as in a schedule that is worth having
+        schedule = {"ranges": [[1, serve.num_seqs, 0], [serve.num_seqs + 1, 2 * serve.num_seqs, draft_len]]}
+    bodies = exports_of(serve.deployment, arm, schedule, [row])
     if serve.engine not in bodies:
         known = ", ".join(sorted(bodies)) or "none"
         raise InputError(f"{serve.engine} cannot run {kind} drafts", where="engine", expected=f"one of {known}")
@@ -72,7 +93,16 @@ def server_command(serve: Serve, *, port: int, folder: Path) -> list[str]:
         args = [files.get(a, a) for a in args] + ["--metrics", "--parallel", str(serve.num_seqs)]
     if serve.engine == "sglang":
         args.append("--enable-metrics")
+        args += _sglang_tiers(serve, folder) if serve.k0_tier else []
     return [*args, "--host", "127.0.0.1", "--port", str(port), *serve.extra]
+
+
+def _sglang_tiers(serve: Serve, folder: Path) -> list[str]:
+    """A table with one candidate a key; a batch takes the largest key that is not above it, and D itself must be among the candidates."""
+    path = folder / "sglang-tiers.json"
+    tiers = {"1": {"candidate_steps": [0]}, str(2 * serve.num_seqs): {"candidate_steps": [serve.draft_len]}}
+    path.write_text(json.dumps(tiers) + "\n", encoding="utf-8")
+    return ["--speculative-adaptive", "--speculative-adaptive-config", str(path)]
 
 
 def _trtllm(config: Mapping[str, object], model: str, plain: bool, folder: Path) -> list[str]:
@@ -108,7 +138,7 @@ class Server:
     args: tuple[str, ...] = field(default=())
 
     def last_lines(self, count: int = LAST_LINES) -> str:
-        return _tail(self.log, count)
+        return self.endpoint.hidden(_tail(self.log, count))
 
 
 def _tail(log: Path, count: int = LAST_LINES) -> str:
@@ -123,15 +153,15 @@ def _tail(log: Path, count: int = LAST_LINES) -> str:
 
 @contextmanager
 def launched(  # noqa: PLR0913
-    args: Sequence[str], base_url: str, log: Path, *, start_limit_s: float = 900.0, health: str = "/health", env: Mapping[str, str] | None = None,
-    timeouts: Timeouts = Timeouts(),
+    args: Sequence[str], address: str | Endpoint, log: Path, *, start_limit_s: float = 900.0, health: str = "/health",
+    env: Mapping[str, str] | None = None, timeouts: Timeouts = Timeouts(),
 ) -> Iterator[Server]:  # fmt: skip
-    """Run `args` until the block ends; inside it the server at `base_url` is healthy. Its output is kept in `log`.
+    """Run `args` until the block ends; inside it the server at `address` is healthy. Its output is kept in `log`.
 
     One that dies, or is not healthy after `start_limit_s` seconds, is an InputError with the last lines of its log. Its whole process group is
     stopped at the end, also after an error.
     """
-    endpoint = Endpoint(base_url)
+    endpoint = address if isinstance(address, Endpoint) else Endpoint(address)
     _refuse_taken(endpoint)
     with log.open("wb") as out:
         try:
@@ -147,6 +177,15 @@ def launched(  # noqa: PLR0913
         yield server
     finally:
         _stop(process)
+        _hide(log, endpoint)
+
+
+def _hide(log: Path, endpoint: Endpoint) -> None:
+    """Engines print their settings, a key that they took from the environment among them."""
+    if endpoint.api_key is not None:
+        written = log.read_text(encoding="utf-8", errors="replace")
+        if (kept := endpoint.hidden(written)) != written:
+            log.write_text(kept, encoding="utf-8")
 
 
 def _refuse_taken(endpoint: Endpoint) -> None:
@@ -176,6 +215,8 @@ def _wait(server: Server, limit_s: float, health: str, timeouts: Timeouts) -> No
             if answer.status == 200:
                 return
             state = f"{health} answers {answer.status}"
+        except KeyRefused:
+            raise
         except InputError as error:
             state = str(error.what)
         time.sleep(min(_POLL_S, left))

@@ -5,6 +5,8 @@ Nothing is sent to it but scrapes: the traffic is its own.
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ from planner.acceptance.importers import Imported
 from planner.acceptance.survival import survival_from
 from planner.cases import DRAFTER_KINDS
 from planner.errors import InputError
-from planner.verify.remote.client import ServerIdentity, Timeouts, identify
+from planner.verify.remote.client import Endpoint, ServerIdentity, Timeouts, identify
 from planner.verify.remote.counters import Snapshot, observe, snapshot
 from planner.verify.remote.exposition import grown, mean_of, totals
 
@@ -120,14 +122,14 @@ class LiveReading:
         }  # fmt: skip
 
 
-def read_live(base_url: str, *, window_s: float = 10.0, kind: str | None = None, timeouts: Timeouts = Timeouts()) -> LiveReading:
+def read_live(server: str | Endpoint, *, window_s: float = 10.0, kind: str | None = None, timeouts: Timeouts = Timeouts()) -> LiveReading:
     """Watch a server for `window_s` seconds. `kind`: its drafter, where the server does not say (vLLM).
 
     A server that is down, slow or exports no metrics is an InputError; single missing fields are named in `missing`.
     """
     if not 0 < window_s <= 3600:
         raise InputError("not a window", where="window_s", got=window_s, expected="seconds in 0..3600")
-    identity = identify(base_url, timeouts=timeouts)
+    identity = identify(server, timeouts=timeouts)
     end, taken = identity.endpoint, []
     shots: list[Snapshot] = []
     begin = time.monotonic()
@@ -141,6 +143,8 @@ def read_live(base_url: str, *, window_s: float = 10.0, kind: str | None = None,
         raise InputError("the server exports no metrics", where=end.at("/metrics"), got="; ".join(shots[-1].missing), expected="a Prometheus text")
     names = _NAMES.get(end.engine)
     seen = observe(shots[0], shots[-1], kind=kind or identity.kind)
+    if end.engine == "trtllm" and (iterations := _iterations(shots[-1].metrics)):
+        return _of_iterations(identity, taken[-1] - taken[0], iterations, (seen.acceptance, seen.problems))
     if names is None:
         missing = (*seen.problems, f"running requests and latencies: {end.engine} has no metrics of them that are known here")
         return LiveReading(identity, taken[-1] - taken[0], seen.acceptance, missing=missing)
@@ -180,6 +184,39 @@ def _reading(
         identity, window_s, acceptance, num_seqs, _gauge(rows, names.waiting), rate, itl, tpot, mean_of(first, last, names.ttft),
         mean_of(first, last, names.input_len), mean_of(first, last, names.output_len), tuple(missing), tuple(notes),
     )  # fmt: skip
+
+
+def _iterations(metrics: str) -> list[Mapping[str, Any]]:
+    """specDecodingStats of TensorRT-LLM's iterations that drafted; empty where the text is something else."""
+    try:
+        rows = json.loads(metrics)
+    except (ValueError, RecursionError):
+        return []
+    rows = rows if isinstance(rows, list) else [rows]
+    stats = [r["specDecodingStats"] for r in rows if isinstance(r, Mapping) and isinstance(r.get("specDecodingStats"), Mapping)]
+    return [s for s in stats if _number(s.get("numRequestsWithDraftTokens"))]
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0 else None
+
+
+def _of_iterations(
+    identity: ServerIdentity, window_s: float, iterations: list[Mapping[str, Any]], seen: tuple[Imported | None, tuple[str, ...]]
+) -> LiveReading:
+    """Batch and round from TensorRT-LLM's iteration statistics: they count the requests that drafted and time each iteration (iterLatencyMS)."""
+    acceptance, problems = seen
+    took = [t / 1e3 for s in iterations if (t := _number(s.get("iterLatencyMS"))) is not None]
+    num_seqs, itl = fmean(float(s["numRequestsWithDraftTokens"]) for s in iterations), fmean(took) if took else None
+    length = None if acceptance is None else acceptance.acceptance_len
+    tpot = itl / length if itl and length else None
+    missing = list(problems) + ([] if took else ["iterLatencyMS: absent from the iteration statistics, so that no time is known"])
+    notes = (
+        *identity.notes,
+        "running requests are those that drafted, TPOT is the iteration's time / AL; iterations without drafts are not in either",
+    )
+    rate = num_seqs / tpot if tpot else None
+    return LiveReading(identity, window_s, acceptance, num_seqs, None, rate, itl, tpot, missing=tuple(missing), notes=notes)
 
 
 def _gauge(rows: list[dict[str, float]], name: str) -> float | None:
