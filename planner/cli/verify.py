@@ -33,7 +33,7 @@ def verify(  # noqa: PLR0913
     workloads: Annotated[str | None, typer.Option(help="Categories of the prompt set, e.g. code,structured.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="Prompt file: SPEED-Bench or plain JSON lines, ShareGPT, or text lines.")] = None,
     output_len: Annotated[int | None, typer.Option(help="Tokens decoded for each prompt.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Built-in engine: all drafters, three workloads, both targets; under an hour.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Built-in engine: all drafters, three workloads, all targets; under an hour.")] = False,
     k0_tier: Annotated[
         bool, typer.Option("--k0-tier", help="Also a server whose schedule drafts nothing (a plan with such a tier: always).")
     ] = False,
@@ -215,7 +215,7 @@ def served(  # noqa: PLR0913
     sizes = asked.sizes() or ((1,) if here else (1, 8))
     sweep = Sweep(
         case, drafters, asked.lengths() or (1, 2, 4), sizes, asked.categories(known) or tuple(known), asked.tokens(128),
-        extra=extra, model_path=model_path, k0_tier=k0_tier and not here,
+        extra=extra, model_path=model_path, k0_tier=k0_tier,
     )  # fmt: skip
     if here:
         from planner.verify.hf_engine import verify_transformers

@@ -31,7 +31,7 @@ from planner.verify.drafters import ExternalDrafter
 from planner.verify.engine import Batch, Rounds, Run, decode_round, prefill
 from planner.verify.family import builtin_prompts, load_family
 from planner.verify.harness import priced
-from planner.verify.journal import Journal
+from planner.verify.journal import VisitJournal
 from planner.verify.lossless import compare_greedy
 from planner.verify.nets.transformer import KVCache, Transformer
 from planner.verify.sampling import Sampler
@@ -130,7 +130,7 @@ class GridRun:
         self.grid, self.device, self.folder = grid, device, folder
         self.deadline = time.monotonic() + budget_s
         folder.mkdir(parents=True, exist_ok=True)
-        self.journal = Journal(folder / "visits.jsonl", grid)
+        self.journal = VisitJournal(folder / "visits.jsonl", grid)
         self.notes: list[str] = []
 
     def run(self) -> Report:

@@ -15,7 +15,7 @@ from planner.verify.arms import Arm, Measured, match_prob, measure, survival_pro
 from planner.verify.builtin import TARGETS, Builtin
 from planner.verify.compare import Predicted, Report, choices
 from planner.verify.family import KINDS, Family, load_family
-from planner.verify.journal import Journal
+from planner.verify.journal import VisitJournal
 from planner.verify.prompts import PromptSet
 
 #: Text that only calibration decodes.
@@ -66,6 +66,7 @@ FULL = Spec(
     (
         ("small", ("code", "prose", "structured"), (1, 2, 8), KINDS),
         ("inflated", ("code", "structured"), (1,), ("external", "eagle3", "dflash", "ngram")),
+        ("inflated-int8", ("code",), (1,), ("external", "eagle3", "ngram")),
     ),
     draft_lens=(1, 2, 3, 4, 6, 8), kernel_budget_s=120.0,
 )  # fmt: skip
@@ -97,7 +98,7 @@ class Harness:
         self.folder.mkdir(parents=True, exist_ok=True)
         family = load_family()
         self.engine = self._engine(family)
-        self.journal = Journal(self.folder / "visits.jsonl", self.spec)
+        self.journal = VisitJournal(self.folder / "visits.jsonl", self.spec)
         self.progress("kernels", 0, 1)
         records = costs.measure_kernels(self.spec.targets, self.spec.kernel_budget_s, self.folder / "kernels.raw.jsonl")
         self.profiles = {target: costs.profile_of(records, target) for target in self.spec.targets}

@@ -15,8 +15,9 @@ import torch
 
 from planner.errors import InputError
 from planner.verify.compare import Report
+from planner.verify.journal import Journal
 from planner.verify.prompts import PromptSet
-from planner.verify.remote.sweep import Drafter, Journal, Progress, Sweep, report_of, row_of, server_name, sweep_key
+from planner.verify.remote.sweep import Drafter, Progress, Sweep, report_of, row_of, server_name
 
 KINDS = ("external", "ngram")
 
@@ -111,8 +112,8 @@ def verify_transformers(sweep: Sweep, folder: Path, prompts: PromptSet, progress
     if sweep.batches != (1,):
         raise InputError("assisted generation takes one sequence", where="--batches", got=sweep.batches, expected="1")
     folder.mkdir(parents=True, exist_ok=True)
-    journal = Journal(folder / "arms.jsonl", sweep_key(sweep))
-    done = {(r["server"], r["workload"]) for r in journal.rows()}
+    journal = Journal(folder / "arms.jsonl", sweep)
+    done = {(r["server"], r["workload"]) for r in journal.rows}
     engine: Transformers | None = None
     todo = [(s, w) for w in sweep.workloads for s in sweep.servers]
     for i, ((drafter, draft_len, copy), workload) in enumerate(todo):
@@ -120,4 +121,4 @@ def verify_transformers(sweep: Sweep, folder: Path, prompts: PromptSet, progress
         if (server_name(drafter, draft_len, copy), workload) not in done:
             engine = engine or Transformers(sweep)
             journal.add(engine.arm(drafter, draft_len, copy, prompts.take(workload, sweep.requests_per_seq), workload))
-    return report_of(sweep, journal.rows())
+    return report_of(sweep, journal.rows)

@@ -15,29 +15,32 @@ from planner.verify.arms import Arm, Visit
 
 
 class Journal:
-    """JSON lines on disk: what is there is not done again."""
+    """Rows as JSON lines on disk: what is there is not done again. The first line says which run they are of."""
 
     def __init__(self, path: Path, spec: Any) -> None:
         """`spec`: a dataclass that says what the run covers. Raises InputError where the file holds another run."""
         self.path = path
-        self.rows: list[dict[str, Any]] = []
+        lines: list[dict[str, Any]] = []
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
-                    self.rows.append(json.loads(line))
+                    lines.append(json.loads(line))
                 except ValueError:
                     break  # the last line of a run that was killed while writing
-        wanted = json.loads(json.dumps(asdict(spec)))
-        if self.rows and self.rows[0].get("spec") != wanted:
+        first = {"spec": json.loads(json.dumps(asdict(spec)))}
+        if lines and lines[0] != first:
             raise InputError("holds another run", where=str(path), expected="the same arms, draft lengths and prompts", hint="Choose another --out.")
-        path.write_text("".join(json.dumps(r) + "\n" for r in self.rows), encoding="utf-8")
-        if not self.rows:
-            self.add({"spec": wanted})
+        self.rows = lines[1:]
+        path.write_text("".join(json.dumps(r) + "\n" for r in (first, *self.rows)), encoding="utf-8")
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         with self.path.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(row) + "\n")
+            f.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+class VisitJournal(Journal):
+    """Rows with the visits of arms, stage by stage."""
 
     def visits(self, stage: str) -> dict[Arm, dict[int, Visit]]:
         """Visits of a stage by arm and number, at the machine's usual speed over the whole run."""

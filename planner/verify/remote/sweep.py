@@ -6,11 +6,10 @@ What an arm measured is on disk before the next begins, and a run that is starte
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from planner.errors import DraftlineError, InputError
 from planner.prediction import predict
 from planner.verify.arms import Arm, Measured
 from planner.verify.compare import Predicted, choices
+from planner.verify.journal import Journal
 from planner.verify.prompts import PromptSet
 from planner.verify.remote.arm import measure_arm
 from planner.verify.remote.client import Endpoint, KeyRefused, Timeouts
@@ -69,41 +69,14 @@ class Sweep:
         return k0_refusal(str(self.case["engine"]), drafter.kind, int(self.case.get("dp") or 1))
 
 
-@dataclass
-class Journal:
-    """Arms as JSON lines; the first line says which sweep they are of."""
-
-    path: Path
-    key: Mapping[str, Any]
-
-    def rows(self) -> list[dict[str, Any]]:
-        if not self.path.exists():
-            return []
-        out = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                out.append(json.loads(line))
-            except ValueError:
-                break  # a run that was killed while writing
-        if out and out[0] != {"sweep": self.key}:
-            raise InputError("holds another run", where=str(self.path), expected="the same sweep", hint="Choose another --out.")
-        return out[1:]
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        if not self.path.exists():
-            self.path.write_text(json.dumps({"sweep": self.key}) + "\n", encoding="utf-8")
-        with self.path.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(row, allow_nan=False) + "\n")
-
-
 def run_sweep(  # noqa: PLR0913
     sweep: Sweep, folder: Path, prompts: PromptSet, progress: Progress, timeouts: Timeouts = Timeouts(), api_key: str | None = None
 ) -> ServedReport:
     """Start server after server, measure, compare with `predict`. A server that fails costs its own arms, with the reason in the notes; one that
     refuses the key ends the run, as the next would too. The key is no part of `Sweep`, which is written to disk."""
     folder.mkdir(parents=True, exist_ok=True)
-    journal = Journal(folder / "arms.jsonl", sweep_key(sweep))
-    done = {(r["server"], r["workload"], r["num_seqs"]) for r in journal.rows()}
+    journal = Journal(folder / "arms.jsonl", sweep)
+    done = {(r["server"], r["workload"], r["num_seqs"]) for r in journal.rows}
     todo = [(w, n) for w in sweep.workloads for n in sweep.batches]
     for i, (drafter, draft_len, copy) in enumerate(sweep.servers):
         name = server_name(drafter, draft_len, copy)
@@ -119,13 +92,7 @@ def run_sweep(  # noqa: PLR0913
             raise
         except DraftlineError as error:
             journal.add({"server": name, "workload": "", "num_seqs": 0, "error": str(error)})
-    return report_of(sweep, journal.rows())
-
-
-def sweep_key(sweep: Sweep) -> dict[str, Any]:
-    """What makes two runs the same, as JSON gives it back."""
-    key: dict[str, Any] = json.loads(json.dumps(asdict(sweep)))
-    return key
+    return report_of(sweep, journal.rows)
 
 
 def server_name(drafter: Drafter | None, draft_len: int, copy: int) -> str:
