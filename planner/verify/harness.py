@@ -31,11 +31,11 @@ class Spec:
 
     blocks: tuple[tuple[str, tuple[str, ...], tuple[int, ...], tuple[str, ...]], ...]
     draft_lens: tuple[int, ...] = (1, 2, 4, 8)
-    output_len: int = 40
+    output_len: int = 32
     prompts: int = 8
     passes: int = 1
     """Every group of prompts is visited that often, and no arm less than `FEWEST_VISITS` times."""
-    kernel_budget_s: float = 60.0
+    kernel_budget_s: float = 50.0
 
     def arms(self) -> list[Arm]:
         out = []
