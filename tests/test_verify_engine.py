@@ -14,10 +14,11 @@ from scipy import stats
 from planner.verify import engine, family
 from planner.verify.drafters import ExternalDrafter, HeadDrafter, NgramDrafter, ParallelDrafter, SuffixDrafter
 from planner.verify.engine import Drafter, generate
+from planner.verify.graphs import Graphed
 from planner.verify.hf_export import export_llama
 from planner.verify.inflate import Int8Linear, inflate, quantise_int8
 from planner.verify.lookup import SuffixIndex, prompt_lookup
-from planner.verify.lossless import compare_greedy
+from planner.verify.lossless import compare_greedy, greedy_gap, tie_logit_gap
 from planner.verify.nets.heads import BlockDrafter, FeatureHead, MarkovHead
 from planner.verify.nets.transformer import Shape, Transformer, initialise
 from planner.verify.sampling import Draft, Sampler, accept
@@ -206,6 +207,34 @@ def test_greedy_acceptance_counts_only_what_a_row_drafted() -> None:
     draft = Draft(torch.tensor([[1, 2, 0], [1, 2, 3]]), torch.tensor([1, 3]))
     accepted, follow = accept(logits, draft, Sampler())
     assert accepted.tolist() == [1, 3] and follow.tolist() == [2, 4]
+
+
+def test_a_pass_over_all_slots_is_the_pass_over_those_in_use(shipped: family.Family, prompts: list[list[int]]) -> None:
+    """What a captured graph computes: fixed shapes, every slot under the mask, stale ones beyond the end among them."""
+    batch, cache = engine.prefill(shipped.target, prompts[:3], max(map(len, prompts[:3])) + 20, Sampler())
+    with torch.inference_mode():
+        cache.k[:, :, -15:], cache.v[:, :, -15:] = 7.0, 7.0  # what a rejected draft may have left
+    for rows, width in ((slice(0, 3), 4), (slice(0, 3), 1)):
+        tokens = torch.tensor([[5, 6, 7, 8]] * 3)[rows, :width]
+        positions = (batch.lengths - 1)[rows, None] + torch.arange(width)
+        with torch.inference_mode():
+            usual = shipped.target(tokens, positions, cache).final
+            masked = Graphed(shipped.target)(tokens, positions, cache).final
+        assert float((usual - masked).abs().max()) < 1e-4
+    alone, one = engine.prefill(shipped.target, prompts[:1], len(prompts[0]) + 20, Sampler())
+    last, at = alone.span(alone.lengths - 1, 1)
+    graphed = Graphed(shipped.target)
+    with torch.inference_mode():
+        one.k[:, :, -15:] = 7.0
+        assert float((shipped.target(last, at, one).final - graphed(last, at, one).final).abs().max()) < 1e-4
+        with pytest.raises(ValueError, match="one cache"):
+            graphed(last, at, cache)
+
+
+def test_the_gap_to_greedy_decoding_is_seen(shipped: family.Family, prompts: list[list[int]], plain: list[list[int]]) -> None:
+    assert greedy_gap(shipped.target, prompts[0], plain[0]) <= tie_logit_gap(shipped.target)
+    wrong = [*plain[0][:5], (plain[0][5] + 1) % 2048, *plain[0][6:]]
+    assert greedy_gap(shipped.target, prompts[0], wrong) > 0.1
 
 
 def test_draft_beyond_the_block_is_refused(shipped: family.Family, prompts: list[list[int]]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from planner.verify.engine import Batch
+from planner.verify.graphs import Graphed
 from planner.verify.lookup import SuffixIndex, prompt_lookup
 from planner.verify.nets.heads import BlockDrafter, FeatureHead, MarkovHead, embed
 from planner.verify.nets.transformer import KVCache, Transformer
@@ -28,7 +29,7 @@ class ExternalDrafter:
     kind = "external"
     max_draft_len = None
 
-    def __init__(self, net: Transformer) -> None:
+    def __init__(self, net: Transformer | Graphed) -> None:
         self.net = net
 
     def begin(self, batch: Batch, slots: int) -> None:

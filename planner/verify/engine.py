@@ -48,6 +48,14 @@ class Batch:
         self.lengths = self.lengths + counts
 
 
+class Target(Protocol):
+    """What a round asks of a target: a `Transformer`, or one whose passes are captured."""
+
+    def __call__(self, tokens: Tensor, positions: Tensor, cache: KVCache) -> Hidden: ...
+
+    def logits(self, final: Tensor) -> Tensor: ...
+
+
 class Drafter(Protocol):
     """One way to draft. `max_draft_len` is the trained block less the anchor, None where there is none."""
 
@@ -150,7 +158,7 @@ def prefill(target: Transformer, prompts: Sequence[Sequence[int]], slots: int, s
 
 @torch.inference_mode()
 def decode_round(  # noqa: PLR0913
-    target: Transformer, cache: KVCache, batch: Batch, drafter: Drafter | None, draft_len: int, sampler: Sampler, rounds: Rounds
+    target: Target, cache: KVCache, batch: Batch, drafter: Drafter | None, draft_len: int, sampler: Sampler, rounds: Rounds
 ) -> None:
     """One round: draft, verify, accept; `batch` and `rounds` move on. Without a drafter it is one plain step."""
     clock = Clock(batch.tokens.device)

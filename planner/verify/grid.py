@@ -30,9 +30,10 @@ from planner.verify.compare import Predicted, Report, choices
 from planner.verify.drafters import ExternalDrafter
 from planner.verify.engine import Batch, Rounds, Run, decode_round, prefill
 from planner.verify.family import builtin_prompts, load_family
+from planner.verify.graphs import Graphed
 from planner.verify.harness import priced
 from planner.verify.journal import VisitJournal
-from planner.verify.lossless import compare_greedy
+from planner.verify.lossless import compare_greedy, greedy_gap, tie_logit_gap
 from planner.verify.nets.transformer import KVCache, Transformer
 from planner.verify.sampling import Sampler
 
@@ -87,7 +88,7 @@ def stages(grid: Grid, cell: tuple[int, int]) -> Iterator[tuple[str, Arm, int]]:
 class State:
     """A batch after its prompts were read, to start from again and again: what later rounds left in the caches lies beyond its ends."""
 
-    target: Transformer
+    target: Graphed
     cache: KVCache
     batch: Batch
     drafter: ExternalDrafter
@@ -98,10 +99,10 @@ class State:
         """Read the prompts, with `room` further slots a sequence."""
         slots = len(prompts[0]) + room
         batch, cache = prefill(target, prompts, slots, Sampler())
-        drafter = ExternalDrafter(external)
+        drafter = ExternalDrafter(Graphed(external))
         with torch.inference_mode():
             drafter.begin(batch, slots)
-        return cls(target, cache, batch, drafter, prompts)
+        return cls(Graphed(target), cache, batch, drafter, prompts)
 
     def run(self, draft_len: int, count: int) -> tuple[Run, list[int]]:
         """`count` rounds from the start; also the new tokens of the first sequence."""
@@ -167,6 +168,9 @@ class GridRun:
 
     def _cell(self, state: State, todo: Sequence[tuple[str, Arm, int]]) -> None:
         plain = state.run(0, self.grid.rounds)[1]
+        gap = greedy_gap(state.target.net, state.prompts[0], plain)  # captured passes against the bare network
+        if gap > tie_logit_gap(state.target.net):
+            raise InputError("plain decoding is not greedy: a captured pass computes something else", got=f"a logit gap of {gap:.3g}")
         warmed: set[int] = set()
         for stage, arm, index in todo:
             if arm.draft_len not in warmed:
@@ -176,7 +180,7 @@ class GridRun:
             row: dict[str, Any] = {"stage": stage, "arm": asdict(arm), "index": index, "visit": as_visit(run, arm.draft_len).to_json()}
             if arm.draft_len and not index and stage == ARMS:
                 both = min(len(plain), len(said))
-                row["lossless"] = asdict(compare_greedy(state.target, state.prompts[:1], [plain[:both]], [said[:both]]))
+                row["lossless"] = asdict(compare_greedy(state.target.net, state.prompts[:1], [plain[:both]], [said[:both]]))
             self.journal.add(row)
             if time.monotonic() > self.deadline:
                 self.notes.append(f"out of time within {arm.cell[2]} x {arm.workload}")
@@ -212,8 +216,8 @@ class GridRun:
     def _all_notes(self) -> tuple[str, ...]:
         calibrated = " and ".join(f"{n} x {s}" for n, s in self.grid.calibrated)
         return (
-            f"{self.grid.target} on {self.profile.name}, eager; kernels were measured in this run; the engine's overheads are fitted to rounds of"
-            f" their own at {calibrated} tokens, off, D = {min(self.grid.draft_lens)} and {self.grid.longest}",
+            f"{self.grid.target} on {self.profile.name}; on a GPU passes are captured as graphs; kernels were measured in this run; the engine's"
+            f" overheads are fitted to rounds of their own at {calibrated} tokens, off, D = {min(self.grid.draft_lens)} and {self.grid.longest}",
             f"acceptance was read in every cell at D = {self.grid.longest}; contexts lie beyond what the family learned, so that it is costs that are"
             " tested",
             *self.notes,

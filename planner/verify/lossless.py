@@ -56,3 +56,15 @@ def compare_greedy(
         else:
             wrong.append((row, at, gap))
     return Lossless(identical, ties, tuple(wrong))
+
+
+@torch.inference_mode()
+def greedy_gap(target: Transformer, prompt: Sequence[int], said: Sequence[int]) -> float:
+    """How far what was said lies from greedy decoding: the largest logit difference between the best token and the one said, from one pass of the
+    bare network over prompt and output. Up to `tie_logit_gap` it is greedy."""
+    device = target.embed_tokens.weight.device
+    whole = torch.tensor([[*prompt, *said[:-1]]], device=device)
+    final = target(whole, torch.arange(whole.shape[1], device=device)[None]).final[0, len(prompt) - 1 :]
+    logits = target.logits(final).float()
+    chosen = logits.gather(1, torch.tensor(said, device=device)[:, None])[:, 0]
+    return float((logits.amax(dim=-1) - chosen).max())

@@ -79,9 +79,9 @@ def packed_mask(mask: Tensor, group: int) -> Tensor:
     return mask.repeat(1, group, 1)[:, None]
 
 
-def cache_mask(positions: Tensor, length: int, group: int) -> Tensor | None:
-    """Which of `length` slots each query at positions [B, q] may see, packed; None where one query sees them all."""
-    if positions.numel() == 1:
+def cache_mask(positions: Tensor, length: int, group: int, *, always: bool = False) -> Tensor | None:
+    """Which of `length` slots each query at positions [B, q] may see, packed; None where one query sees them all, unless `always`."""
+    if positions.numel() == 1 and not always:
         return None
     return packed_mask(torch.arange(length, device=positions.device) <= positions[..., None], group)
 
@@ -180,17 +180,18 @@ class Transformer(nn.Module):
         """[..., h] -> [..., V]: the embedding is the LM head."""
         return F.linear(final, self.embed_tokens.weight)
 
-    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache | None = None, *, whole: bool = False) -> Hidden:
+    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache | None = None, *, whole: bool = False, length: int | None = None) -> Hidden:
         """One pass over tokens [B, q] at positions [B, q].
 
         With a cache its keys and values are written at `positions` and all slots up to each position are seen. `whole`: the tokens are whole
         sequences from position 0 (a prompt), so that nothing before them need be read; so it is without a cache (training).
+        `length`: how many slots to look at, where that must not depend on the positions (a captured graph).
         """
         cos, sin = rope(positions, self.shape.head_dim, self.shape.rope_theta)
         whole = whole or cache is None
         if not whole:
-            length = int(positions.max()) + 1
-            rows = cache_mask(positions, length, self.shape.gqa_group_size)
+            slots = int(positions.max()) + 1 if length is None else length
+            rows = cache_mask(positions, slots, self.shape.gqa_group_size, always=length is not None)
         x = self.embed_tokens(tokens)
         tapped = []
         for i, layer in enumerate(self.layers):
@@ -200,7 +201,7 @@ class Transformer(nn.Module):
                     cache.write(i, positions, k, v)
                 if cache is None or whole:
                     return causal_attention(query, k, v)
-                return grouped_attention(query, *cache.seen(i, length), rows)
+                return grouped_attention(query, *cache.seen(i, slots), rows)
 
             x = layer(x, cos, sin, attend)
             if i + 1 in self.taps:
