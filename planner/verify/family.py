@@ -51,7 +51,7 @@ def load_tokenizer(folder: Path | None = None) -> Tokenizer:
 
 def save_net(net: nn.Module, path: Path) -> None:
     """Trainable parameters only, fp16."""
-    save_file({n: p.detach().half().contiguous() for n, p in net.named_parameters() if p.requires_grad}, path)
+    save_file({n: p.detach().half().cpu().contiguous() for n, p in net.named_parameters() if p.requires_grad}, path)
 
 
 def load_net(net: nn.Module, path: Path) -> nn.Module:

@@ -1,6 +1,7 @@
 """Train the built-in family: tokenizer, target, drafters, in that order, each saved as it ends.
 
-`python -m planner.verify.training --out DIR [--only NAME ...]`. Killed, it goes on where it was when the same command is given again.
+`python -m planner.verify.training --out DIR [--only NAME ...]`. Killed, it goes on where it was when the same command is given again. On a GPU,
+`--device cuda --longer 20` takes minutes; what it makes is another family than the shipped one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,9 @@ class Workbench:
     work: Path
     train: dict[str, np.ndarray]
     held_out: dict[str, np.ndarray]
+    device: str = "cpu"
+    longer: float = 1.0
+    """Steps of every recipe, times this."""
 
     @property
     def log(self) -> Path:
@@ -59,7 +63,7 @@ class Workbench:
         return self.out / f"{name}.safetensors"
 
 
-def workbench(out: Path) -> Workbench:
+def workbench(out: Path, device: str = "cpu", longer: float = 1.0) -> Workbench:
     """Tokenizer and streams, made once."""
     work = out / "work"
     work.mkdir(parents=True, exist_ok=True)
@@ -72,23 +76,25 @@ def workbench(out: Path) -> Workbench:
         if not path.exists():
             np.savez(path, **streams(tokenizer, held_out=side == "held_out"))  # type: ignore[arg-type]
         parts.append(dict(np.load(path)))
-    return Workbench(out, work, *parts)
+    return Workbench(out, work, parts[0], parts[1], device, longer)
 
 
 def held_out_windows(bench: Workbench, workload: str, rows: int = 24) -> Tensor:
     """Windows [rows, LENGTH] spread evenly over a held-out stream."""
     stream = bench.held_out[workload]
     starts = np.linspace(0, len(stream) - LENGTH - 1, rows).astype(int)
-    return torch.stack([torch.from_numpy(stream[s : s + LENGTH].astype(np.int64)) for s in starts])
+    return torch.stack([torch.from_numpy(stream[s : s + LENGTH].astype(np.int64)) for s in starts]).to(bench.device)
 
 
 def run(net: nn.Module, name: str, loss_of: Callable[[Tensor], Tensor], bench: Workbench, written: dict[str, np.ndarray] | None = None) -> None:
     """Train and save one network unless it is there, with its held-out loss by workload in the log."""
     path, recipe = bench.saved(name), RECIPES[name]
+    recipe = replace(recipe, steps=max(1, round(recipe.steps * bench.longer)))
     if path.exists():
-        family.load_net(net, path)
+        family.load_net(net.to(bench.device), path)
         return
     initialise(net, recipe.seed)
+    net.to(bench.device)
     train(net, recipe, loss_of, batches(bench.train, recipe, LENGTH, written), bench.work, bench.log)
     family.save_net(net, path)
     losses = {}
@@ -112,7 +118,7 @@ def target_writings(target: Transformer, bench: Workbench, *, rounds: int = 8, r
             for i in range(max(2, round(rounds * 3 * share))):
                 starts = rng.integers(0, len(stream) - prompt_len, rows)
                 prompts = [stream[s : s + prompt_len].astype(int).tolist() for s in starts]
-                sampler = Sampler(float(i % 2), torch.Generator().manual_seed(i))
+                sampler = Sampler(float(i % 2), torch.Generator(bench.device).manual_seed(i))
                 texts += [p + t for p, t in zip(prompts, generate(target, prompts, LENGTH - prompt_len, sampler=sampler).tokens, strict=True)]
             out[workload] = np.array(texts, dtype=np.uint16)
         np.savez(path, **out)  # type: ignore[arg-type]
@@ -125,12 +131,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m planner.verify.training", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", choices=list(RECIPES), default=list(RECIPES), help="runs; the target must be there for the others")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--longer", type=float, default=1.0, help="steps of every run, times this")
     args = parser.parse_args()
+    if not args.longer > 0:
+        parser.error(f"--longer {args.longer:g} must be above 0")
     args.out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    bench = workbench(args.out)
+    bench = workbench(args.out, args.device, args.longer)
     bench.note({
-        "started": args.only, "python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "started": args.only, "device": args.device, "longer": args.longer,
+        "python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads(),
         "tokens": {k: len(v) for k, v in bench.train.items()}, "held_out_tokens": {k: len(v) for k, v in bench.held_out.items()},
         "prepared_s": round(time.perf_counter() - began, 1),
     })  # fmt: skip

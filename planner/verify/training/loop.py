@@ -68,7 +68,7 @@ def train(net: nn.Module, recipe: Recipe, loss_of: Callable[[Tensor], Tensor], b
     state = folder / f"{recipe.name}.pt"
     start, spent_s = 0, 0.0
     if state.exists():
-        saved = torch.load(state, weights_only=True)
+        saved = torch.load(state, weights_only=True, map_location=parameters[0].device)
         net.load_state_dict(saved["net"])
         optimiser.load_state_dict(saved["optimiser"])
         start, spent_s = saved["step"], saved["spent_s"]
@@ -77,7 +77,7 @@ def train(net: nn.Module, recipe: Recipe, loss_of: Callable[[Tensor], Tensor], b
         for group in optimiser.param_groups:
             group["lr"] = rate(step, recipe)
         torch.manual_seed(recipe.seed * 1_000_003 + step)  # for what a loss draws itself
-        loss = loss_of(batch(step))
+        loss = loss_of(batch(step).to(parameters[0].device))
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(parameters, 1.0)
