@@ -31,15 +31,13 @@ from planner.verify.drafters import ExternalDrafter
 from planner.verify.engine import Batch, Rounds, Run, decode_round, prefill
 from planner.verify.family import builtin_prompts, load_family
 from planner.verify.graphs import Graphed
-from planner.verify.harness import priced
+from planner.verify.harness import ACCEPTANCE, ARMS, CALIBRATION, priced
 from planner.verify.journal import VisitJournal
 from planner.verify.lossless import compare_greedy, greedy_gap, tie_logit_gap
 from planner.verify.nets.transformer import KVCache, Transformer
 from planner.verify.sampling import Sampler
 
 KIND = "external"
-#: Stages of a cell: costs of the engine itself, acceptance at the longest draft, and the arms that are compared.
-CALIBRATION, ACCEPTANCE, ARMS = "calibration", "acceptance", "arms"
 
 
 @dataclass(frozen=True)

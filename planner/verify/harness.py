@@ -1,4 +1,5 @@
-"""The verification run on the built-in engine: calibrate, read acceptance, visit the arms interleaved, compare. Each step is on disk first."""
+"""The verification run on the built-in engine: measure kernels, visit every arm interleaved, calibrate on some, predict the rest, compare. Each visit is on
+disk before the next."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from planner.verify.family import KINDS, Family, load_family
 from planner.verify.journal import VisitJournal
 from planner.verify.prompts import PromptSet
 
-#: Text that only calibration decodes.
-CALIBRATION = "calibration"
-#: Visits of an arm, so that a disturbed one is outvoted.
-FEWEST_VISITS = 3
+#: Stages of a run; calibration decodes text of its own, under its own name.
+CALIBRATION, ACCEPTANCE, ARMS = "calibration", "acceptance", "arms"
+#: Visits of an arm, so that a disturbed one is outvoted; of one that calibrates.
+FEWEST_VISITS, CALIBRATION_VISITS = 3, 5
 Progress = Callable[[str, int, int], None]
 
 
@@ -102,9 +103,7 @@ class Harness:
         self.progress("kernels", 0, 1)
         records = costs.measure_kernels(self.spec.targets, self.spec.kernel_budget_s, self.folder / "kernels.raw.jsonl")
         self.profiles = {target: costs.profile_of(records, target) for target in self.spec.targets}
-        self._stage(CALIBRATION, self._calibration_arms())
-        self._stage("acceptance", self._acceptance_arms())
-        self._stage("arms", self.spec.arms())
+        self._visit_all()
         return self._report()
 
     def _engine(self, family: Family) -> Builtin:
@@ -132,30 +131,32 @@ class Harness:
         """The first target of the run that says what this one says: size does not change that, rounded weights do."""
         return next(t for t in self.spec.targets if TARGETS[t].weights == TARGETS[target].weights)
 
-    def _stage(self, stage: str, arms: Sequence[Arm]) -> None:
-        """Visit every group of prompts of every arm, in a new random order each cycle; what the journal holds is skipped."""
-        done = self.journal.visits(stage)
-        cycles: dict[int, list[tuple[Arm, int]]] = defaultdict(list)
-        for arm in arms:
-            groups = self.engine.groups(arm)
-            count = {CALIBRATION: FEWEST_VISITS, "acceptance": groups}.get(stage, max(groups, FEWEST_VISITS) * self.spec.passes)
-            for index in range(count):
-                if index not in done.get(arm, {}):
-                    cycles[index].append((arm, index))
-        total = sum(map(len, cycles.values()))
-        count = 0
+    def _schedule(self) -> list[tuple[str, Arm, int]]:
+        """(stage, arm, visit) in the order in which they run. The visits of every arm, those that calibrate among them, are spread evenly over the
+        run and random within their share of it: a machine that slows down for minutes slows all arms alike."""
+        counts: list[tuple[str, Arm, int]] = [(CALIBRATION, arm, CALIBRATION_VISITS) for arm in self._calibration_arms()]
+        counts += [(ACCEPTANCE, arm, self.engine.groups(arm)) for arm in self._acceptance_arms()]
+        counts += [(ARMS, arm, max(self.engine.groups(arm), FEWEST_VISITS) * self.spec.passes) for arm in self.spec.arms()]
+        timed = [
+            ((index + random.Random(f"{stage} {arm.name} {index}").random()) / count, stage, arm, index)
+            for stage, arm, count in counts
+            for index in range(count)
+        ]  # fmt: skip
+        return [row[1:] for row in sorted(timed, key=lambda row: row[0])]
+
+    def _visit_all(self) -> None:
+        """Every visit that the journal does not hold."""
+        done = {(r["stage"], Arm(**r["arm"]), r["index"]) for r in self.journal.rows}
+        todo = [row for row in self._schedule() if row not in done]
         warmed: set[Arm] = set()
-        for index in sorted(cycles):
-            random.Random(f"{stage} {index}").shuffle(cycles[index])
-            for arm, at in cycles[index]:
-                if arm not in warmed:
-                    self.engine.warm(arm)
-                    warmed.add(arm)
-                visit, verdict = self.engine.visit(arm, at)
-                row = {"stage": stage, "arm": asdict(arm), "index": at, "visit": visit.to_json()}
-                self.journal.add(row if verdict is None else row | {"lossless": asdict(verdict)})
-                count += 1
-                self.progress(stage, count, total)
+        for count, (stage, arm, index) in enumerate(todo):
+            if arm not in warmed:
+                self.engine.warm(arm)
+                warmed.add(arm)
+            visit, verdict = self.engine.visit(arm, index)
+            row = {"stage": stage, "arm": asdict(arm), "index": index, "visit": visit.to_json()}
+            self.journal.add(row if verdict is None else row | {"lossless": asdict(verdict)})
+            self.progress(stage, count + 1, len(todo))
 
     def _profiles(self) -> dict[tuple[str, str], Path]:
         """A profile file for each target and drafter kind ("off": without one), the engine's calibrated numbers inside."""
@@ -176,7 +177,7 @@ class Harness:
         longest = max(self.spec.draft_lens)
         survival: dict[tuple[str, str, str | None], list[float]] = {}
         matches: dict[tuple[str, str, str | None], float] = {}
-        for arm, visits in self.journal.visits("acceptance").items():
+        for arm, visits in self.journal.visits(ACCEPTANCE).items():
             lookup = arm.drafter in LOOKUP  # with match_prob given, the planner takes acceptance as that of the rounds that draft
             survival[arm.target, arm.workload, arm.drafter] = survival_prob(list(visits.values()), longest, of_drafting=lookup)
             matches[arm.target, arm.workload, arm.drafter] = match_prob(list(visits.values()))
@@ -192,7 +193,7 @@ class Harness:
         return out
 
     def _report(self) -> Report:
-        measured: dict[Arm, Measured] = {a: measure(a, list(v.values())) for a, v in self.journal.visits("arms").items()}
+        measured: dict[Arm, Measured] = {a: measure(a, list(v.values())) for a, v in self.journal.visits(ARMS).items()}
         predicted = self.predict_all()
         checked = [r["lossless"] for r in self.journal.rows if "lossless" in r]
         same, ties = (sum(c[k] for c in checked) for k in ("identical", "ties"))
@@ -216,9 +217,7 @@ class Harness:
         """The machine's profile with one set of engine numbers from every arm of this run's first target, drafters together."""
         target = self.spec.targets[0]
         seen = [
-            costs.Seen(arm, tuple(v.values()), self.context_len[arm.workload])
-            for arm, v in self.journal.visits("arms").items()
-            if arm.target == target
+            costs.Seen(arm, tuple(v.values()), self.context_len[arm.workload]) for arm, v in self.journal.visits(ARMS).items() if arm.target == target
         ]
         overheads = costs.shared_overheads(self.profiles[target], self.folder, seen)
         return costs.profile_text(costs.with_engine(self.profiles[target], "verified", overheads))
