@@ -55,9 +55,8 @@ def file_stamp(text: str) -> tuple[int, int, int] | None:
     from a file puts this into the key, so that an edited profile counts at once."""
     if not is_file_name(text):
         return None
-    path = Path(text).expanduser()
     try:
-        found = (path / "config.json" if path.is_dir() else path).stat()
+        found = Path(text).expanduser().stat()
     except (OSError, ValueError):
         return None
     return (found.st_ino, found.st_mtime_ns, found.st_size)

@@ -21,7 +21,7 @@ from planner.draft import LOOKUP, DraftPlan
 from planner.drafters import DrafterSpec, drafter_from
 from planner.errors import InfeasibleError, InputError
 from planner.memory import cache_bytes, state_bytes, weight_bytes
-from planner.models.read import read_model
+from planner.models.read import model_stamps, read_model
 from planner.models.spec import KvAttention, LatentAttention, ModelSpec
 from planner.ops import Dtypes, Layout, Network, Num, distinct
 from planner.passes import PassPlan
@@ -251,6 +251,10 @@ def check_layout(model: ModelSpec, layout: Layout) -> None:
         raise InputError("pp exceeds the layers", where=model.id, got=layout.pp, expected=f"at most {model.num_layers}")
 
 
+#: Storage that is not quantised.
+WIDE = ("bf16", "fp16", "fp32")
+
+
 def dtypes_of(model: ModelSpec, case: Case, gpu: GpuProfile, engine: EngineProfile) -> tuple[Dtypes, tuple[str, ...]]:
     """Storage per tensor class and the arithmetic of each, with what was assumed."""
     notes: list[str] = []
@@ -260,13 +264,17 @@ def dtypes_of(model: ModelSpec, case: Case, gpu: GpuProfile, engine: EngineProfi
     block = model.quant.block_scaled
     if isinstance(case.weights_dtype, str):
         weights.update(dict.fromkeys(QUANTISED, case.weights_dtype))
-        head = engine.lm_head_dtype if case.weights_dtype not in ("bf16", "fp16", "fp32") else None
-        weights.update(lm_head=head or model.base_dtype, router=model.base_dtype)
+        weights.update(lm_head=model.base_dtype, router=model.base_dtype)
         kv, block = "bf16", case.weights_dtype == "fp8" and (block or model.is_moe)  # FP8 checkpoints of MoE models are block-scaled
     elif isinstance(case.weights_dtype, WeightsByClass):
         named = case.weights_dtype.model_dump(exclude_none=True)
         weights.update(named)
         weights["shared"] = named.get("mlp", weights["shared"])
+    head = engine.lm_head_dtype
+    named_head = isinstance(case.weights_dtype, WeightsByClass) and case.weights_dtype.lm_head is not None
+    if head is not None and not named_head and weights["lm_head"] in WIDE and any(weights[c] not in WIDE for c in QUANTISED):
+        weights["lm_head"] = head
+        notes.append(f"LM head in {head}: {engine.name} stores it so beside quantised weights")
     kv = case.kv_dtype or kv
     wide = widest(gpu)
     if wide != "bf16":
@@ -322,8 +330,9 @@ def deployment_key(raw: Mapping[str, Any]) -> str:
     ignored = _TRAFFIC | {"drafter"} if plain and not anchored_on_drafts else _TRAFFIC
     kept = {k: v for k, v in raw.items() if k not in ignored and v is not None}
     drafter = kept.get("drafter")
-    named = [kept.get("model"), kept.get("gpu"), *((drafter.get("model"), drafter.get("gpu")) if isinstance(drafter, Mapping) else ())]
-    stamps = [stamp for name in named if isinstance(name, str) and (stamp := file_stamp(name)) is not None]
+    own = drafter if isinstance(drafter, Mapping) else {}
+    stamps: list[object] = [s for gpu in (kept.get("gpu"), own.get("gpu")) if isinstance(gpu, str) and (s := file_stamp(gpu)) is not None]
+    stamps += [m for model in (kept.get("model"), own.get("model")) if isinstance(model, str) and (m := model_stamps(model)) is not None]
     return json.dumps(kept | ({_FILES: stamps} if stamps else {}), sort_keys=True, default=str)
 
 

@@ -231,7 +231,7 @@ def test_carry_is_monotone_and_goes_back(kind: str, al: float, to: int) -> None:
 def test_a_list_is_read_for_rounds_of_another_length() -> None:
     """-ln s_i goes with D ** width_power: the sum at the list's own D is kept, smaller D give more per position, larger D less."""
     rates = [0.8, 0.6, 0.45, 0.3]
-    s = survival_from({"survival_prob": rates}, kind="mtp", max_draft_len=8)
+    s = survival_from({"survival_prob": rates, "at_draft_len": 4}, kind="mtp", max_draft_len=8)
     power = list_law_for("mtp").width_power
     assert s.survival(2) == pytest.approx([v ** (0.5**power) for v in rates[:2]])
     assert s.acceptance_len(2) == pytest.approx(1 + float(s.survival(2).sum())) and s.acceptance_len(4) == pytest.approx(3.15)
@@ -248,14 +248,26 @@ def test_a_list_of_one_rate_is_one_al() -> None:
 
 
 def test_a_list_does_not_change_past_the_block() -> None:
-    s = survival_from({"survival_prob": [0.9, 0.8, 0.7]}, kind="dspark", max_draft_len=16, block=7)
+    s = survival_from({"survival_prob": [0.9, 0.8, 0.7], "at_draft_len": 3}, kind="dspark", max_draft_len=16, block=7)
     assert s.acceptance_len(7) > s.acceptance_len(3) and s.acceptance_len(12) == s.acceptance_len(7)
     assert s.survival(12)[:7] == pytest.approx(s.survival(7)) and not s.survival(12)[7:].any()
 
 
-@given(kinds, st.lists(st.floats(0, 1), min_size=2, max_size=12), st.sampled_from([None, 1, 4, 15]))
-def test_lists_carry_soundly(kind: str, rates: list[float], block: int | None) -> None:
-    s = survival_from({"survival_prob": sorted(rates, reverse=True)}, kind=kind, max_draft_len=16, block=block)
+def test_a_bare_list_is_the_curve_itself() -> None:
+    """The contract: AL(D) = 1 + s_1 + ... + s_D. Only a list that says which rounds it is of is carried to rounds of another length."""
+    rates = [0.8, 0.6, 0.45, 0.3]
+    for kind in KINDS:
+        s = survival_from({"survival_prob": rates}, kind=kind, max_draft_len=8)
+        assert s.acceptance_len(np.arange(5)) == pytest.approx([1.0, 1.8, 2.4, 2.85, 3.15])
+        assert s.survival(3) == pytest.approx(rates[:3])
+    of_rounds = survival_from({"survival_prob": rates, "at_draft_len": 4}, kind="mtp", max_draft_len=8)
+    assert of_rounds.acceptance_len(4) == pytest.approx(3.15) and of_rounds.acceptance_len(2) > 2.4
+
+
+@given(kinds, st.lists(st.floats(0, 1), min_size=2, max_size=12), st.sampled_from([None, 1, 4, 15]), st.booleans())
+def test_lists_carry_soundly(kind: str, rates: list[float], block: int | None, of_rounds: bool) -> None:
+    given_list = {"survival_prob": sorted(rates, reverse=True)} | ({"at_draft_len": len(rates)} if of_rounds else {})
+    s = survival_from(given_list, kind=kind, max_draft_len=16, block=block)
     curve = s.acceptance_len(np.arange(30))
     assert curve[len(rates)] == pytest.approx(1 + sum(rates)) and np.all(np.diff(curve) >= -1e-9)
     assert np.all(curve <= 1 + np.arange(30) + 1e-9)
@@ -295,8 +307,9 @@ def test_lists_are_refitted_and_carry_with_their_model_left_out(rows: list[dict[
     assert set(made) == set(kept) == set(KINDS)
     for kind in KINDS:
         assert made[kind]["basis"] == kept[kind]["basis"]
-        for key in ("width_power", "scatter_up", "scatter_down"):
-            assert made[kind][key] == pytest.approx(kept[kind][key], abs=0.011), (kind, key)
+        assert made[kind]["width_power"] == pytest.approx(kept[kind]["width_power"], abs=0.011), kind
+        for key in ("scatter_up", "scatter_down"):
+            assert made[kind][key] == pytest.approx(kept[kind][key], rel=0.05), (kind, key)
     table = {(r["kind"], r["a list, to"]): r for r in listed.lists_left_out(rows)}
     for where in ("smaller D, up to 8", "larger D, up to 8"):
         r = table["eagle3 and mtp", where]
@@ -356,6 +369,8 @@ def test_workload_and_default() -> None:
         ({"alpha": 70}, "acceptance.alpha", "Divide percentages"),
         ({"alpha": -0.1}, "acceptance.alpha", "0..1"),
         ({"survival_prob": []}, "acceptance.survival_prob", "non-empty"),
+        ({"survival_prob": [0.8, 0.6], "at_draft_len": 3}, "acceptance.at_draft_len", "not the draft length of the list"),
+        ({"rel_band": [0.1, 0.1]}, "acceptance", "keys of different forms"),
         ({"survival_prob": 0.8}, "acceptance.survival_prob", "list"),
         ({"survival_prob": [0.8, None]}, "acceptance.survival_prob[1]", "not a number"),
         ({"survival_prob": [0.8, math.inf]}, "acceptance.survival_prob[1]", "finite"),

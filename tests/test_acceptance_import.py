@@ -180,6 +180,7 @@ def test_mixtures_over_d_are_flagged() -> None:
     """No per-position drafted counter exists: with a schedule, accepted_per_pos/drafts mixes rounds of different D."""
     got = import_acceptance(counters(1000, 2000, 900, [500, 250, 150]))
     assert "mixture" in got.flags and "2 tokens a round" in got.warnings[0] and got.draft_len == 3
+    assert "at_draft_len" not in (got.acceptance or {}), "the curve of a mixture is of no one drafted length"
 
 
 def test_the_last_rounds_of_requests_are_no_mixture() -> None:
@@ -545,9 +546,9 @@ def test_import_command(tmp_path: Path) -> None:
         "import", str(DATA / "vllm_metrics_before.prom"), "--after", str(DATA / "vllm_metrics_after.prom"), "--kind", "eagle3", "--out", str(out)
     )
     assert done.exit_code == 0 and "s1=0.800" in done.stdout and "definition" in done.stdout
-    assert json.loads(out.read_text()) == {"eagle3": {"survival_prob": [1040 / 1300, 760 / 1300, 520 / 1300, 280 / 1300]}}
+    assert json.loads(out.read_text()) == {"eagle3": {"survival_prob": [1040 / 1300, 760 / 1300, 520 / 1300, 280 / 1300], "at_draft_len": 4}}
     as_json = json.loads(run("import", str(DATA / "vllm_bench.json"), "--json").stdout)
-    assert as_json["acceptance"] == {"survival_prob": [0.7, 0.5, 0.3]} and as_json["weighting"] == "rounds"
+    assert as_json["acceptance"] == {"survival_prob": [0.7, 0.5, 0.3], "at_draft_len": 3} and as_json["weighting"] == "rounds"
     with_costs = run("import", str(DATA / "ggml_batch_costs.env"))
     assert "t(n)/t(1)" in with_costs.stdout
     refused = run("import", str(DATA / "speed_bench_report.csv"), "--out", str(out))

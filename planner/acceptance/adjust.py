@@ -181,6 +181,7 @@ def _scaled(acceptance: Mapping[str, Any], kind: str, factor: tuple[float, float
     out: dict[str, Any]
     if "survival_prob" in acceptance:
         out = {"survival_prob": [min(1.0, s * middle) for s in curve.survival_prob]}
+        out |= {"at_draft_len": acceptance["at_draft_len"]} if "at_draft_len" in acceptance else {}
         draft_len = len(curve.survival_prob)
     elif "points" in acceptance:
         out = {"points": [{"draft_len": d, "acceptance_len": _length(al, d, middle)} for d, al in curve.anchors]}
@@ -192,6 +193,7 @@ def _scaled(acceptance: Mapping[str, Any], kind: str, factor: tuple[float, float
     value = survival_from(out, kind=kind, max_draft_len=16).acceptance_len(draft_len)
     ends = (min(value, _length(before, draft_len, low)), max(value, _length(before, draft_len, high)))
     doubt = both_bands((1 - ends[0] / value, ends[1] / value - 1), curve.rel_band)
+    doubt = (min(doubt[0], 1 - 1 / value), doubt[1])  # AL does not fall below 1
     return Adjusted(out | {REL_BAND: [round(x, 4) for x in doubt]}, draft_len, value, ends[0], ends[1], factor, note, source)
 
 

@@ -59,7 +59,8 @@ class Survival:
     has_data: bool = True
 
     def survival(self, draft_len: int) -> Floats:
-        """s_1..s_D of rounds of D drafts; beyond the known positions by the law, zero beyond the trained block."""
+        """s_1..s_D of rounds of D drafts; beyond the known positions by the law, zero beyond the trained block. Of a list that was carried to other
+        rounds their sum may exceed `acceptance_len` - 1, which never falls with D nor passes what the list itself showed from below."""
         s = self._as_measured(draft_len)
         if not self.listed or draft_len == self.measured_at or not self.measured_at:
             return s
@@ -145,6 +146,9 @@ def survival_from(spec: Mapping[str, Any] | None, *, kind: str, max_draft_len: i
     """A `Survival` from one of the `acceptance` forms of the contract; None means the chat prior. Any form may carry `rel_band`: [down, up],
     80 % relative half-widths of the value itself (an adjustment's doubt), which join the band that the form has anyway.
 
+    A bare `survival_prob` is the curve itself: AL(D) = 1 + s_1 + ... + s_D. With `at_draft_len` (its length) it is what rounds of that many drafts
+    showed, and rounds of another length follow by the law of lists (`planner.acceptance.listed`): they accept a little more if shorter.
+
     `max_draft_len`: how many positions to store; `block`: most drafts the drafter was trained for (None: no limit known).
     """
     check_kind(kind)
@@ -152,14 +156,18 @@ def survival_from(spec: Mapping[str, Any] | None, *, kind: str, max_draft_len: i
     if spec is None:
         made = _from_workload("chat", kind, stored, f"{where}.workload", block)
         return replace(made, notes=(*made.notes, "no acceptance given: the chat prior is used"))
-    if isinstance(spec, Mapping) and REL_BAND in spec:
+    if isinstance(spec, Mapping) and REL_BAND in spec and len(spec) > 1:
         given = _half_widths(spec[REL_BAND], f"{where}.{REL_BAND}")
         bare = {k: v for k, v in spec.items() if k != REL_BAND}
         made = survival_from(bare, kind=kind, max_draft_len=max_draft_len, block=block, where=where)
         return replace(made, rel_band=both_bands(made.rel_band, given))
     form = _form(spec, where)
     if form == "survival_prob":
-        return _from_list(spec["survival_prob"], kind, f"{where}.survival_prob", block)
+        made = _from_list(spec["survival_prob"], kind, f"{where}.survival_prob", block, of_rounds="at_draft_len" in spec)
+        if "at_draft_len" in spec and _count(spec["at_draft_len"], f"{where}.at_draft_len") != made.measured_at:
+            expected = f"{made.measured_at}, the length of survival_prob, or leave it out"
+            raise InputError("not the draft length of the list", where=f"{where}.at_draft_len", got=spec["at_draft_len"], expected=expected)
+        return made
     if form == "acceptance_len":
         draft_len = _count(spec["at_draft_len"], f"{where}.at_draft_len")
         value = _length(spec["acceptance_len"], draft_len, f"{where}.acceptance_len")
@@ -226,15 +234,15 @@ def _from_one(value: float, draft_len: int, kind: str, stored: int, block: int |
     return Survival(tuple(s), kind, basis, draft_len, ((draft_len, value),), block=block, law=law, hazard=hazard, notes=notes)
 
 
-def _from_list(raw: object, kind: str, where: str, block: int | None) -> Survival:
+def _from_list(raw: object, kind: str, where: str, block: int | None, *, of_rounds: bool) -> Survival:
     rates = [_probability(v, f"{where}[{n}]") for n, v in enumerate(_sequence(raw, where))]
     fixed = isotonic(rates)
     notes = () if fixed == rates else ("per-position rates rose with position: fixed by isotonic regression (the sum is kept)",)
     anchors = tuple((n + 1, 1.0 + total) for n, total in enumerate(np.cumsum(fixed).tolist()))
     several = len(fixed) > 1  # one rate is one AL, and carried as such
-    power = list_law_for(kind).width_power if several else 0.0
+    power = list_law_for(kind).width_power if several and of_rounds else 0.0
     law, hazard = fixed_width(law_for(kind), fixed, power)
-    basis = f"per-position survival measured at D={len(fixed)}" + (", other D as lists of this kind carry" if power else "")
+    basis = f"per-position survival measured at D={len(fixed)}" + (", rounds of another D by the law of lists" if power else "")
     return Survival(
         tuple(fixed), kind, basis, len(fixed), anchors[-1:],
         block=block, law=law, hazard=hazard, listed=several, width_power=power, notes=notes,
@@ -299,12 +307,12 @@ def _form(spec: object, where: str) -> str:
     wanted = " or ".join("{" + ", ".join(keys) + "}" for keys in FORMS.values())
     if not isinstance(spec, Mapping) or not spec:
         raise InputError("acceptance must be one object", where=where, got=spec, expected=wanted)
-    known = {key for keys in FORMS.values() for key in keys}
+    known = {REL_BAND, *(key for keys in FORMS.values() for key in keys)}
     for key in spec:
         if key not in known:
             raise InputError(f"unknown key {key!r}", where=where, got=key, expected=wanted, hint=suggest(str(key), known))
     for form, keys in FORMS.items():
-        if set(spec) == set(keys):
+        if set(spec) in (set(keys), {*keys, "at_draft_len"} if form == "survival_prob" else set(keys)):
             return form
     if set(spec) == {"acceptance_len"} or set(spec) == {"at_draft_len"}:
         hint = 'Example: {"acceptance_len": 2.4, "at_draft_len": 3}.'

@@ -37,8 +37,8 @@ samplers); about half is left on NVIDIA's GPUs. When differences between drafted
 numbers come out at 16 to 21 and 44 to 47 us, also from a start at 36 us when they weigh most."""
 UNIT = 1e-3
 PRIOR_WEIGHT = 0.3
-"""Pull towards the start, in log units: published fits of the same terms (0.8-1.5 ms, 0.4-0.9 ms with draft kernels inside, 36-121 us)
-identify them only weakly, and so do these rows."""
+"""Pull towards the start (for a verified token: half of what is published), in log units. Published fits of the same terms (0.8-1.5 ms,
+0.4-0.9 ms with draft kernels inside, 36-121 us) identify them only weakly, and so do these rows."""
 
 
 @dataclass(frozen=True)

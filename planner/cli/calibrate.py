@@ -24,7 +24,7 @@ DEFAULT_OUT = Path("profile.json")
 def calibrate(  # noqa: PLR0913
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     budget: Annotated[float, typer.Option(help="Seconds to measure.")] = 120.0,
-    out: Annotated[Path, typer.Option(help="Profile to write; --gpu takes it.")] = DEFAULT_OUT,
+    out: Annotated[Path | None, typer.Option(help="Profile to write, --gpu takes it (default: profile.json).")] = None,
     raw: Annotated[Path | None, typer.Option(help="Raw samples (default: beside OUT). An unfinished file is gone on with.")] = None,
     from_raw: Annotated[Path | None, typer.Option("--from", help="Fit this raw file and measure nothing.")] = None,
     from_bench: Annotated[list[Path] | None, typer.Option(help="Adapt to these serving runs: vLLM bench or aiperf JSON, CSV.")] = None,
@@ -42,11 +42,12 @@ def calibrate(  # noqa: PLR0913
     With --from-bench the profile of the deployment's GPU is adapted to served runs instead. With --from-tables the packaged kernel fits are
     made anew from public tables into the folder OUT (default: kernel-fits) in about five minutes; a run that was broken off goes on.
     """
+    tables_out, out = out, out or DEFAULT_OUT
     if from_bench:
         adapt_profile(from_bench, deployment, out, as_json)
         return
     if from_tables is not None:
-        refit_tables(from_tables, Path("kernel-fits") if out == DEFAULT_OUT else out, as_json)
+        refit_tables(from_tables, tables_out or Path("kernel-fits"), as_json)
         return
     from gpu_profiles.load import load_gpu
     from microbench.store import read_records, write_atomic

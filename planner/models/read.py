@@ -51,9 +51,18 @@ def _read_path(path: Path) -> ModelSpec:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise ModelConfigError("no config.json in this folder", where=str(path), hint="Give the path of the model's config.json.")
-    companions = (_quant_file(file), file.parent / "model.safetensors.index.json")
-    stamps = tuple(_stamp(p) for p in (file, *companions))
-    return _read_file(str(file.resolve()), stamps)
+    return _read_file(str(file.resolve()), _stamps(file))
+
+
+def model_stamps(source: str) -> tuple[tuple[int, int], ...] | None:
+    """What changes when the files of a model on disk are written anew; None where `source` is no path. Part of the key of whoever caches."""
+    path = Path(source).expanduser()
+    return _stamps(path / "config.json" if path.is_dir() else path) if _is_path(path) else None
+
+
+def _stamps(file: Path) -> tuple[tuple[int, int], ...]:
+    """Of a config and the files beside it that are read with it."""
+    return tuple(_stamp(p) for p in (file, _quant_file(file), file.parent / "model.safetensors.index.json"))
 
 
 def _quant_file(file: Path) -> Path:

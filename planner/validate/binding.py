@@ -19,7 +19,7 @@ CLOSE_FRAC = 0.03
 """A choice is right when it loses at most this much to the best measured arm."""
 RESAMPLES = 2000
 FEWEST_SIBLINGS = 3
-"""Sweeps of one setup that a scatter needs."""
+"""Other sweeps of one setup that a scatter needs."""
 
 
 class Choice(NamedTuple):
@@ -34,6 +34,7 @@ class Choice(NamedTuple):
 
     @property
     def loss(self) -> float:
+        """Share of the best measured arm that this choice loses."""
         values = {int(a["D"]): self.sweep.value(a) for a in self.sweep.arms}
         return 1.0 - values[self.draft_len] / max(values.values())
 
@@ -53,8 +54,8 @@ def round_ratio(sweep: Sweep, one: int, other: int) -> float | None:
 
 
 def scatter(sweep: Sweep, sweeps: Sequence[Sweep], one: int, other: int) -> float | None:
-    """Standard deviation of the ratio over the sweeps of the same setup; None with too few of them."""
-    mine = [r for s in sweeps if setup_of(s) == setup_of(sweep) and (r := round_ratio(s, one, other)) is not None]
+    """Standard deviation of the ratio over the other sweeps of the same setup; None with too few of them."""
+    mine = [r for s in sweeps if s is not sweep and setup_of(s) == setup_of(sweep) and (r := round_ratio(s, one, other)) is not None]
     return float(np.std(mine, ddof=1)) if len(mine) >= FEWEST_SIBLINGS else None
 
 

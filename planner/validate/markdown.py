@@ -26,12 +26,13 @@ unsaid: what was assumed for each stands in tests/data/truth/published_cases.jso
 DFlash at 185k: the drafter's own cache does not fit beside the target's. Power caps are not answered: an RTX 5090 held to 400 of 600 W took
 23 % longer for a round of D = 6 (published), and arithmetic slowed in the same proportion explains 2 of these 23, so no option pretends to."""
 BINDING = """Sweeps where the D chosen with a baseline loses more than 3 %. Two draft lengths of one setup cost the same ratio of round times on
-every prompt set but for noise, so the scatter of that ratio over a source's prompt sets is what its figures can resolve (a dash: fewer than
-three sets); a loss within it names no better D. What is left: rows whose concurrency is assumed, engines whose speculative path is slower than
+every prompt set but for noise, so the scatter of that ratio over a source's other prompt sets is what its figures can resolve (a dash: fewer
+than three others); a loss within it names no better D. What is left: rows whose concurrency is assumed, engines whose speculative path is slower than
 its kernels (n-gram in TensorRT-LLM, SGLang without overlapped scheduling), and throughput of 256 short requests whose prefill is unstated."""
 LISTS = """From a per-position list; its model is left out of laws, power and band (all lists are of one source, and each agrees with its AL to
 rounding). Rounds of more drafts accept less position by position, whatever drafts (465 of 476 pairs of lists), so a list is not simply cut at a
-smaller D; `plain` is what that would give. EAGLE-3 and MTP stay within 1.2 % (median) and 3 % (p90)
+smaller D; `plain` is what that would give. (Upwards to D = 8 the plain cut is the better one for block drafters in
+the median.) EAGLE-3 and MTP stay within 1.2 % (median) and 3 % (p90)
 both ways. Block drafters do not, and more than the rule is to blame:
 DFlash for Qwen3-8B and for Qwen3.5-122B-A10B have nearly the same list at D = 3 on GSM8K (0.865 0.739 0.623 and 0.875 0.753 0.634), but
 AL 4.84 and 4.19 at D = 7, so no rule that sees only the list can be within 7 % of both; and at D = 11 and 15 the lists include drafters

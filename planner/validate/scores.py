@@ -323,8 +323,8 @@ def carried_from_more(rows: Sequence[Mapping[str, Any]], most: int = 16) -> list
                 by_source["two ALs"] += errors(form, [p for p in points if p not in (a, b)])
         for d, _, rates in points:
             if rates:
-                by_source["a list, to smaller D"] += errors({"survival_prob": list(rates)}, [p for p in points if p[0] < d])
-                by_source["a list, to larger D"] += errors({"survival_prob": list(rates)}, [p for p in points if p[0] > d])
+                by_source["a list, to smaller D"] += errors({"survival_prob": list(rates), "at_draft_len": d}, [p for p in points if p[0] < d])
+                by_source["a list, to larger D"] += errors({"survival_prob": list(rates), "at_draft_len": d}, [p for p in points if p[0] > d])
         for name, values in by_source.items():
             if values:
                 found[name].append(float(np.mean(values)))

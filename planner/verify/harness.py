@@ -1,5 +1,7 @@
-"""The verification run on the built-in engine: measure kernels, visit every arm interleaved, calibrate on some, predict the rest, compare. Each visit is on
-disk before the next."""
+"""The verification run on the built-in engine: measure kernels, visit every arm interleaved, calibrate on some of them, predict the rest, compare.
+
+Each visit is on disk before the next.
+"""
 
 from __future__ import annotations
 
@@ -74,11 +76,11 @@ FULL = Spec(
 
 
 def priced(profile: Path, arm: Arm, context_len: float, survival_prob: Sequence[float], match_prob: float | None = None) -> Predicted:
-    """The planner's answer for an arm on a profile file, acceptance given as survival at some draft length."""
+    """The planner's answer for an arm on a profile file, acceptance given as survival in rounds of as many drafts as it is long."""
     case = costs.case_of(profile, arm.target, arm.drafter, match_prob)
     case |= {"concurrency": arm.num_seqs, "context_len": round(context_len), "draft_len": arm.draft_len}
     if arm.drafter is not None:
-        case["acceptance"] = {"survival_prob": list(survival_prob)}
+        case["acceptance"] = {"survival_prob": list(survival_prob), "at_draft_len": len(survival_prob)}
     p = predict(case)
     return Predicted(
         p.acceptance_len, p.round_s, p.draft_s, p.verify_s, p.overhead_s, p.tpot_s, p.tokens_per_s, p.speedup, p.speedup_low, p.speedup_high

@@ -91,7 +91,8 @@ class Transformers:
         row = row_of((drafter, draft_len, copy), (workload, 1), times, texts)
         return row | {
             "identity": "transformers, in this process", "tokens_per_s": None, "ttft_s": sum(first) / len(first),
-            "acceptance_len": 1.0 if drafter is None else 1.0 + sum(survival), "acceptance": None if drafter is None else {"survival_prob": survival},
+            "acceptance_len": 1.0 if drafter is None else 1.0 + sum(survival),
+            "acceptance": None if drafter is None else {"survival_prob": survival, "at_draft_len": draft_len},
             "input_len": round(sum(lengths) / len(lengths)),
         }  # fmt: skip
 

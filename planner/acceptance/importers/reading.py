@@ -74,6 +74,8 @@ class Imported:
     accepted: float | None = None
     acceptance_len: float | None = None
     survival_prob: tuple[float, ...] | None = None
+    one_length: bool = False
+    """`survival_prob` was counted in rounds of one drafted length, its own: rounds of another length follow by the law of lists."""
     points: tuple[tuple[int, float], ...] = ()
     match_prob: float | None = None
     """Share of rounds in which a look-up drafter found something (drafter key `match_prob`)."""
@@ -88,7 +90,7 @@ class Imported:
     def acceptance(self) -> dict[str, Any] | None:
         """The `acceptance` object of DESIGN section 5 that predict and plan take."""
         if self.survival_prob:
-            return {"survival_prob": list(self.survival_prob)}
+            return {"survival_prob": list(self.survival_prob)} | ({"at_draft_len": len(self.survival_prob)} if self.one_length else {})
         if self.points:
             return {"points": [{"draft_len": d, "acceptance_len": al} for d, al in self.points]}
         if self.acceptance_len is not None and self.draft_len is not None:

@@ -70,10 +70,12 @@ def settle(reading: Reading, *, draft_len: int | None = None, kind: str | None =
         _say(w)
     survival = None if w.survival is None else tuple(w.survival)
     num_drafts, drafted, accepted = reading.num_drafts, reading.drafted, reading.accepted
+    counted = reading.weighting != "unknown" and not reading.separated and "mixture" not in w.flags
+    one_length = counted and survival is not None and len(survival) == w.draft_len
     return Imported(
         format=reading.format, engine=reading.engine, definition=reading.definition, weighting=reading.weighting, kind=kind,
         draft_len=w.draft_len, num_drafts=num_drafts, drafted=drafted, accepted=accepted, acceptance_len=w.acceptance_len,
-        survival_prob=survival, points=points, match_prob=w.match_prob, request_acceptance_len=reading.request_acceptance_len,
+        survival_prob=survival, one_length=one_length, points=points, match_prob=w.match_prob, request_acceptance_len=reading.request_acceptance_len,
         flags=tuple(w.flags), notes=tuple(dict.fromkeys(w.notes)), warnings=tuple(dict.fromkeys(w.warnings)), parts=dict(reading.parts),
         step_ratio=reading.step_ratio,
     )  # fmt: skip
