@@ -28,6 +28,8 @@ OVERHEAD_KEYS = (
     "eager_per_layer_s",  # host time of a layer that runs outside a CUDA graph
     "lookup_base_s",  # n-gram or suffix look-up per round
     "lookup_per_seq_s",  # ... and per sequence
+    "draft_base_s",  # drafting by a network per round, beside its passes: catching up with what was accepted
+    "draft_per_seq_s",  # ... and per sequence and draft pass
     "kernel_scale",  # served kernel time over an isolated kernel's, its fixed part aside
 )
 

@@ -47,8 +47,9 @@ def work(p: Point, device: Device) -> Work:
     dtype = p.text("dtype")
     copies = device.copies(kv_bytes(p))
     query = device.tensor((b, h, q, d), dtype, 5).clone()
-    keys = [device.tensor((b, hk, s, d), dtype, 2 * i) for i in range(copies)]
-    values = [device.tensor((b, hk, s, d), dtype, 2 * i + 1) for i in range(copies)]
+    packed = p.text("backend") == PACKED  # its cache is [sequences, tokens, heads, head dim]: the heads of a token lie together
+    size = (b, s, hk, d) if packed else (b, hk, s, d)
+    keys, values = ([device.tensor(size, dtype, 2 * i + which).transpose(1, 2 if packed else 1) for i in range(copies)] for which in (0, 1))
     call = _CALLS[p.text("backend")](query, keys[0], values[0])
 
     def launch(i: int) -> Any:
@@ -71,7 +72,7 @@ def _sdpa_packed(query: Any, key: Any, value: Any) -> Call:
     (b, h, q, d), (hk, s) = query.shape, key.shape[1:3]
     packed = query.reshape(b, hk, h // hk * q, d)
     new = torch.arange(q, device=query.device).repeat(h // hk)[:, None]  # row of query head g, new token i: g q + i
-    mask = (torch.arange(s, device=query.device) <= s - q + new).expand(b, 1, -1, -1) if q > 1 or b > 1 else None
+    mask = (torch.arange(s, device=query.device) <= s - q + new).expand(b, 1, -1, -1).contiguous()  # a captured pass masks one row too
     return lambda _, k, v: torch.nn.functional.scaled_dot_product_attention(packed, k, v, attn_mask=mask)
 
 

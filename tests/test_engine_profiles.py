@@ -40,6 +40,7 @@ def test_fa2_loses_packing_at_the_first_draft_token() -> None:
     np.testing.assert_array_equal(num_row_tiles(fa2, 8, np.array([1, 2, 16, 64, 65])), [1, 8, 8, 8, 16])
     np.testing.assert_array_equal(padded_rows(fa2, 8, np.array([1, 2, 64, 65])), [64, 512, 512, 1024])
     np.testing.assert_array_equal(num_row_tiles(load_attention_kernel("torch-sdpa"), 4, [1, 2]), [1, 4])
+    np.testing.assert_array_equal(num_row_tiles(load_attention_kernel("torch-sdpa-packed"), 4, [1, 2, 16, 17]), [1, 1, 1, 2])
 
 
 def test_trtllm_gen_takes_whole_tokens_in_tiles_of_8_to_128() -> None:

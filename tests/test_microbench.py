@@ -489,8 +489,8 @@ def test_kernels_compute_what_they_should_on_this_cpu() -> None:
         packed = attention.work(plans.point("attention", 1, backend="sdpa-packed", dtype="fp32", **shape), device).launch(0)
         query, keys, values = (
             device.tensor((2, 4, 3, 16), "fp32", 5),
-            device.tensor((2, 2, 40, 16), "fp32", 0),
-            device.tensor((2, 2, 40, 16), "fp32", 1),
+            device.tensor((2, 40, 2, 16), "fp32", 0).transpose(1, 2),
+            device.tensor((2, 40, 2, 16), "fp32", 1).transpose(1, 2),
         )
         seen = torch.ones(3, 40, dtype=torch.bool).tril(37)  # the last new token sees all, the first all but two
         wanted = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, enable_gqa=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,13 @@ def test_left_out_errors_stay_within_bounds() -> None:
     eight = table["TPOT, (model, GPU) left out but 8 rows of the deployment"]
     assert eight["median"] < 0.06 and eight["p90"] < 0.18
     assert table["speedup, (source, model) left out"]["median"] < 0.13 and table["speedup, (source, model) left out"]["p90"] < 0.32
+
+
+def test_readme_headline_figures_stand_on_the_accuracy_page() -> None:
+    """CI re-makes the page; the README repeats some of it by hand."""
+    page, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/accuracy.md", "README.md"))
+    section = readme.split("## How sure it is\n")[1].split("\n## ")[0]
+    figures = set(re.findall(r"(\d+\.\d) %", section))
+    assert len(figures) > 20
+    missing = {x for x in figures if not re.search(rf"(?<![\d.]){re.escape(x)}%", page)}
+    assert not missing, "run `draftline validate --refit --out docs/accuracy.md` and correct the README"

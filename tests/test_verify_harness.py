@@ -7,7 +7,9 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,9 +17,11 @@ from planner.cli.main import app
 from planner.errors import InputError
 from planner.report import verification
 from planner.verify import costs, grid, harness
-from planner.verify.arms import Arm, Measured, Visit, drift_frac, match_prob, measure, survival_prob
+from planner.verify.arms import Arm, Measured, Visit, any_match_prob, drift_frac, match_prob, measure, reference_power, survival_prob
 from planner.verify.compare import Predicted, Report, choices, gap
 from planner.verify.family import load_family
+from planner.verify.journal import VisitJournal
+from planner.verify.nets.transformer import Transformer
 from planner.verify.prompts import PromptSet, builtin_prompt_set, read_prompts
 
 OFF = Arm("small", "code", 1)
@@ -57,6 +61,40 @@ def test_survival_counts_rounds_without_a_draft_as_not_accepted() -> None:
     assert match_prob(visits) == pytest.approx(0.3)
 
 
+def test_rounds_are_scaled_by_as_much_of_the_machine_s_speed_as_they_follow() -> None:
+    """Round times that go with the square root of the reference work's are scaled so, and lie on one value then."""
+    rng = np.random.default_rng(3)
+    repeats = []
+    for level in (1e-3, 5e-3, 2e-2):
+        speeds = np.exp(rng.normal(0.0, 0.2, 12))
+        repeats.append([dataclasses.replace(visit(seconds=10 * level * x**0.5), reference_s=2e-3 * x) for x in speeds])
+    power = reference_power(repeats)
+    assert power == pytest.approx(0.5)
+    even = [v.at_reference(2e-3, power).total_s for v in repeats[0]]
+    assert even == pytest.approx([even[0]] * 12)
+    assert reference_power([r[:4] for r in repeats]) == 1.0, "too few repeats tell nothing"
+    assert reference_power([[dataclasses.replace(v, reference_s=1.0) for v in r] for r in repeats]) == 1.0
+    against = [[dataclasses.replace(v, reference_s=1.0 / v.reference_s) for v in r] for r in repeats]
+    assert reference_power(against) == 0.0
+
+
+def test_a_journal_scales_by_target_and_batch(tmp_path: Path) -> None:
+    journal = VisitJournal(tmp_path / "v.jsonl", TINY)
+    for n, power in ((1, 1.0), (8, 0.0)):
+        for i in range(24):
+            x = 1.0 + 0.1 * (i % 5)
+            row = {"stage": "arms", "arm": dataclasses.asdict(Arm("small", "code", n)), "index": i}
+            journal.add(row | {"visit": dataclasses.replace(visit(seconds=x**power), reference_s=x).to_json()})
+    assert journal.reference_powers() == {("small", 1, None): pytest.approx(1.0), ("small", 8, None): pytest.approx(0.0, abs=1e-9)}
+    for seen_visits in journal.visits("arms").values():
+        times = [v.total_s for v in seen_visits.values()]
+        assert times == pytest.approx([times[0]] * 24)
+    kept = VisitJournal(tmp_path / "v.jsonl", TINY)
+    assert kept.visits("arms") == journal.visits("arms")
+    kept.keep(kept.rows[:5])
+    assert VisitJournal(tmp_path / "v.jsonl", TINY).rows == kept.rows and len(kept.rows) == 5
+
+
 def test_a_visit_survives_its_file() -> None:
     assert Visit.from_json(json.loads(json.dumps(visit().to_json()))) == visit()
 
@@ -68,6 +106,11 @@ def test_regret_is_what_the_recommended_draft_length_loses() -> None:
     assert (choice.recommended_draft_len, choice.best_draft_len) == (2, 4)
     assert choice.regret_frac == pytest.approx(0.2) and choice.on_off_right and choice.noise_frac == pytest.approx(0.03)
     assert choice.on_off_clear
+    bare = choices({a: m for a, m in measured.items() if a != AGAIN}, predicted)[0]
+    assert bare.on_off_clear and math.isnan(bare.noise_frac), "without a duplicate nothing says that they are near"
+    other = {Arm("small", "prose", 1): seen(100), Arm("small", "prose", 1, copy=1): seen(130)}
+    beside = choices({a: m for a, m in (measured | other).items() if a != AGAIN} | {D2: seen(120), D4: seen(110)}, predicted)[0]
+    assert not beside.on_off_clear, "20 % apart, and the run's duplicates differ by 30 %"
     near = choices(measured | {D2: seen(102), D4: seen(101)}, predicted)[0]
     assert near.on_off_right and not near.on_off_clear, "2 % apart where duplicates differ by 3 %"
     off = choices(measured, predicted | {D2: said(90), D4: said(80)})[0]
@@ -111,6 +154,9 @@ def test_text_fits_80_columns_and_the_page_holds_every_arm(report: Report) -> No
     assert "20.0 %" in text and "identical" in text
     page = verification.html(out)
     assert page.count("<tr>") == 2 + 1 + 4 and "src=" not in page.split("<main>")[0]
+    assert "none of them where the two differ" in verification.headline({**out, "on_off_clear_count": 0, "on_off_right_clear_frac": None})
+    far = {**out, "cells": [{**c, "gap": {**c["gap"], "why": "cost", "tokens_per_s_log": 0.5}} for c in out["cells"]]}
+    assert "--recalibrate" in verification.advice(far)[0] and "--from-bench" in verification.advice({**far, "engine": "vllm"})[0]
     assert "OUTPUTS DIFFER" in verification.headline({**out, "lossless": False})
     assert "not checked" in verification.headline({**out, "lossless": None, "lossless_detail": ""})
 
@@ -192,6 +238,16 @@ def test_a_small_run_from_end_to_end(tmp_path: Path) -> None:
         harness.verify_builtin(dataclasses.replace(TINY, output_len=9), tmp_path / "run", builtin_prompt_set(), progress)
 
 
+def test_a_run_that_is_out_of_time_has_seen_every_arm(tmp_path: Path) -> None:
+    """The limit passes before the first visit: each arm is visited at least once, the rest is said to be missing and made when asked again."""
+    short = dataclasses.replace(TINY, limit_s=0.0)
+    report = harness.verify_builtin(short, tmp_path, builtin_prompt_set(), lambda *_: None)
+    assert len(report.measured) == 12 and any(n.startswith("out of time: ") for n in report.notes)
+    lines = len((tmp_path / "visits.jsonl").read_text().splitlines())
+    again = harness.verify_builtin(short, tmp_path, builtin_prompt_set(), lambda *_: None)
+    assert len((tmp_path / "visits.jsonl").read_text().splitlines()) > lines and again.measured.keys() == report.measured.keys()
+
+
 def test_targets_of_one_run_keep_their_own_kernels(tmp_path: Path) -> None:
     """Targets on one machine differ in their GEMM curves; whichever is fitted first must not lend its curve to the other."""
     records = [r for r in costs.measure_kernels(("small",), 4.0, tmp_path / "raw.jsonl") if r.get("op") != "gemm"]
@@ -221,6 +277,7 @@ def test_overheads_are_recovered_from_times_that_follow_the_model(tmp_path: Path
     """Synthetic times with known overheads: the fit must return what the planner's own model needs to reproduce them."""
     profile = costs.profile_of(costs.measure_kernels(("small",), 8.0, tmp_path / "raw.jsonl"), "small")
     truth = {"per_step_s": 4e-4, "per_layer_s": 2e-4, "per_seq_s": 5e-5, "per_draft_pass_s": 8e-4, "per_verified_token_s": 3e-5}
+    truth |= {"draft_base_s": 3e-4, "draft_per_seq_s": 4e-5}
     arms = [Arm("small", "x", n) for n in (1, 4, 8)] + [Arm("small", "x", n, "eagle3", d) for n in (1, 8) for d in (1, 8)]
 
     def priced(arm: Arm, numbers: Mapping[str, float]) -> tuple[float, float]:
@@ -233,6 +290,26 @@ def test_overheads_are_recovered_from_times_that_follow_the_model(tmp_path: Path
     for arm in arms:
         for got, wanted in zip(priced(arm, found), priced(arm, truth), strict=True):
             assert got == pytest.approx(wanted, rel=0.02, abs=1e-9), arm.name
+
+
+def test_rounds_without_a_match_are_no_overhead(tmp_path: Path) -> None:
+    """A look-up that finds something in one round of four: the calibration must price the others as plain steps."""
+    profile = costs.profile_of(costs.measure_kernels(("small",), 8.0, tmp_path / "raw.jsonl"), "small")
+    truth = {"per_step_s": 4e-4, "lookup_base_s": 1e-4, "per_round_s": 2e-4, "per_verified_token_s": 3e-5}
+    seen = [costs.Seen(Arm("small", "x", 1), (Visit(1, 1, 0, (0,), (0,), 0.0, 4e-4, 0.0),), 150)]
+    bare = costs.terms(costs.deployment(profile, tmp_path, "small", None), seen[0].arm, 150).rest_s
+    seen = [costs.Seen(seen[0].arm, (Visit(1, 1, 0, (0,), (0,), 0.0, bare + 4e-4, 0.0),), 150)]
+    for n, d in ((1, 1), (1, 8), (8, 1), (8, 8)):
+        arm = Arm("small", "x", n, "ngram", d)
+        t = costs.terms(costs.deployment(profile, tmp_path, "small", "ngram", any_match_prob(0.25, n)), arm, 150)
+        times = (
+            t.draft_s + sum(x * truth.get(k, 0.0) for k, x in t.by_draft.items()),
+            t.rest_s + sum(x * truth.get(k, 0.0) for k, x in t.by_rest.items()),
+        )
+        seen.append(costs.Seen(arm, (Visit(4, 4 * n, 0, (n,), (0,), *(4 * x for x in times), 0.0),), 150))
+    found = costs.fit_overheads(profile, tmp_path, seen, ("ngram",))["ngram"]
+    assert found["per_round_s"] == pytest.approx(2e-4, rel=0.02) and found["per_verified_token_s"] == pytest.approx(3e-5, rel=0.02)
+    assert any_match_prob(0.25, 8) == pytest.approx(1 - 0.75**8)
 
 
 @pytest.mark.parametrize(
@@ -261,11 +338,15 @@ def test_bad_options_are_one_clear_error(tmp_path: Path, arguments: list[str], w
 
 
 def test_a_grid_prices_and_measures_every_cell_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    small = grid.Grid("small", ((1, 24), (2, 40)), ((1, 24), (2, 40)), (1, 3), rounds=2, visits=1, kernel_budget_s=6.0)
+    small = grid.Grid("small", ((1, 24), (2, 40)), ((1, 24), (2, 40)), (1, 7), rounds=2, visits=1, kernel_budget_s=6.0)
     cut = grid.GridRun(small, "cpu", tmp_path, budget_s=1e-3)  # kernels, then no time for a cell
     with pytest.raises(InputError, match="out of time"):
         cut.run()
     report = grid.GridRun(small, "cpu", tmp_path, budget_s=600.0).run()
+    assert small.slots((1, 24)) == 64 and small.slots((2, 41)) == 128
+    measured = {(r["args"]["num_seqs"], r["args"]["context_len"]) for r in kernel_rows(tmp_path) if r.get("op") == "attention"}
+    assert measured == {(1, 64), (2, 64)}, "attention is measured at the slots that passes read, not at the context"
+    assert any("calibrated" not in n and "1 x 24 tokens and 2 x 40 tokens" in n for n in report.notes)
     assert len(report.measured) == 2 * 4 and {a.cell for a in report.measured} == {("small", "24 tokens", 1), ("small", "40 tokens", 2)}
     assert report.lossless is True
     for arm, p in report.predicted.items():
@@ -276,6 +357,28 @@ def test_a_grid_prices_and_measures_every_cell_and_goes_on_where_it_was(tmp_path
     assert (tmp_path / "visits.jsonl").read_text().splitlines() == lines and again.measured == report.measured
 
 
+def kernel_rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "kernels.raw.jsonl").read_text().splitlines()]
+
+
+def test_a_cell_that_cannot_run_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = grid.Grid("small", ((1, 24), (2, 40)), ((1, 24), (2, 40)), (1, 7), rounds=2, visits=1, kernel_budget_s=6.0)
+    whole = grid.State.of
+
+    def of(target: Transformer, external: Transformer, prompts: list[list[int]], slots: int) -> grid.State:
+        if len(prompts) == 2:
+            raise RuntimeError("CUDA error: out of memory\nmore lines")
+        return whole(target, external, prompts, slots)
+
+    monkeypatch.setattr(grid.State, "of", of)
+    report = grid.GridRun(small, "cpu", tmp_path, budget_s=600.0).run()
+    assert {a.num_seqs for a in report.measured} == {1}
+    assert "2 x 40 tokens could not run: CUDA error: out of memory" in report.notes
+    assert any("at 1 x 24 tokens, off" in n for n in report.notes), "only what was visited is said to have calibrated"
+    with pytest.raises(InputError, match="a GPU runs bf16"):
+        grid.GridRun(small, "cuda", tmp_path / "gpu", budget_s=1.0).run()
+
+
 def test_every_draft_length_starts_from_the_same_state() -> None:
     """What a run left in the caches must not reach the next one: greedy text is the same whatever ran before."""
     family = load_family()
@@ -284,6 +387,7 @@ def test_every_draft_length_starts_from_the_same_state() -> None:
     for draft_len in (5, 1, 8, 0):
         said = state.run(draft_len, 6)[1]
         assert said[:12] == plain[: len(said[:12])]
+    assert state.cache.slots == 100 and state.target.cache is state.cache
     assert [len(p) for p in state.prompts] == [29, 29] and state.prompts[0] != state.prompts[1]
 
 

@@ -58,11 +58,19 @@ def test_a_sweep_over_servers(vllm: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert result["lossless"] is True and len(result["choices"]) == 2
     assert any("ngram-3" in n and "out of memory" in n for n in result["notes"])
     assert (tmp_path / "run" / "verify.html").read_text().count("<tr>") > 8
-    before = (tmp_path / "run" / "arms.jsonl").read_text()
+    kept = [line for line in (tmp_path / "run" / "arms.jsonl").read_text().splitlines() if '"error"' not in line]
+    path = os.environ["PATH"]
     monkeypatch.setenv("PATH", "/nowhere")  # nothing can be started now: what was measured must be enough
-    again = run(vllm, tmp_path / "run", "--draft-lens", "2,3")
-    assert json.loads(again.stdout)["cells"] == result["cells"]
-    assert (tmp_path / "run" / "arms.jsonl").read_text().startswith(before)
+    again = json.loads(run(vllm, tmp_path / "run", "--draft-lens", "2,3").stdout)
+    assert again["cells"] == result["cells"] and not any("out of memory" in n for n in again["notes"]), "the reason is today's"
+    assert (tmp_path / "run" / "arms.jsonl").read_text().splitlines()[: len(kept)] == kept
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.delenv("FAIL_AT")
+    whole = json.loads(run(vllm, tmp_path / "run", "--draft-lens", "2,3").stdout)  # what failed is tried again, the rest stands
+    assert {(c["drafter"], c["draft_len"]) for c in whole["cells"]} == {(None, 0), ("ngram", 2), ("ngram", 3)}
+    assert not any("ngram-3" in n for n in whole["notes"])
+    then, now = ([c["measured"] for c in r["cells"] if c["draft_len"] < 3] for r in (result, whole))
+    assert now == then, "measured once; predictions may follow the longest D now"
     other = run(vllm, tmp_path / "run", "--draft-lens", "4")
     assert "another run" in other.output + str(other.exception)
 
@@ -132,7 +140,12 @@ def test_a_round_is_split_into_a_fixed_part_and_draft_tokens() -> None:
     whys = {(c["drafter"], c["draft_len"]): c["gap"]["why"] for c in report.to_json()["cells"]}
     assert whys["eagle3", 4] == "cost: fixed part of a round" and whys["ngram", 2] == "cost"
     bent = dict([served("eagle3", 1, 7e-3), served("eagle3", 2, 9e-3), served("eagle3", 4, 8e-3)])
-    (wide,) = round_lines(bent, {})
+    (wide,) = round_lines(bent, bent_said := dict.fromkeys(bent, predicted[next(iter(predicted))]))
+    assert bent_said and wide.predicted_per_draft_token_s == pytest.approx(0.0, abs=1e-12)
+    exact = {a: Predicted(2.0, m.round_s, 0.0, 0.0, 0.0, 1e-3, 400.0, 1.0, 1.0, 1.0) for a, m in bent.items()}
+    uneven = bent | dict([served("eagle3", 4, 8e-3, 1e-3)])
+    (same,) = round_lines(uneven, exact)
+    assert same.predicted_fixed_s == pytest.approx(same.fixed_s), "equal rounds give equal lines, whatever their errors"
     assert wide.fixed_half_s > 1e-3 and wide.why(4) is None  # no line goes through these points: the interval says so
 
 
@@ -148,8 +161,9 @@ def test_a_key_opens_the_servers_and_is_written_nowhere(vllm: Path, tmp_path: Pa
     wrong = run(vllm, tmp_path / "wrong", *options, "OTHER_KEY")
     said = wrong.output + str(wrong.exception)
     assert wrong.exit_code != 0 and "refuses the API key" in said and "--api-key-env NAME" in said
-    without = run(vllm, tmp_path / "without", *options[:-1])
+    without = run(vllm, tmp_path / "without", *options[:-1])  # the server has the key from the environment all the same
     assert "wants an API key" in str(without.exception)
+    assert "sesame-4711" not in (tmp_path / "without" / "off.log").read_text() + str(without.exception)
     assert "no API key there" in str(run(vllm, tmp_path / "none", *options, "NO_SUCH_VARIABLE").exception)
     for folder in ("run", "wrong"):
         kept = {p: p.read_text() for p in (tmp_path / folder).rglob("*") if p.is_file()}
@@ -163,6 +177,8 @@ def test_a_key_opens_the_servers_and_is_written_nowhere(vllm: Path, tmp_path: Pa
     [
         (["--engine", "vllm"], "MODEL is missing"),
         (["Qwen/Qwen3-8B", "--engine", "vllm"], "--gpu is missing"),
+        (["Qwen/Qwen3-8B", "--engine", "vllm", "--gpu", "h100", "--recalibrate", "x.json"], "only the built-in engine times its rounds"),
+        (["--url", "http://127.0.0.1:9", "--recalibrate", "x.json"], "only the built-in engine times its rounds"),
         (["Qwen/Qwen3-8B", "--engine", "vllm", "--gpu", "h100"], "no drafter to run"),
         (["m", "--engine", "transformers", "--gpu", "h100", "--drafter", "eagle3"], "external:MODEL or ngram"),
         (["m", "--engine", "transformers", "--gpu", "h100", "--drafter", "ngram", "--batches", "2"], "takes one sequence"),

@@ -42,7 +42,7 @@ CPU_MOE: Spec = {**MOE, "fixed_s": (2e-5, 1e-6, 1e-2), "per_expert_s": (1e-5, 1e
 
 #: Which measured backend stands for which engine's kernel on a GPU. vLLM, SGLang and TensorRT-LLM run FlashAttention 3 or FlashInfer:
 #: without these their public tables are the better evidence, and nothing is stored under "*".
-ENGINE_BACKENDS = {"builtin": ("sdpa-packed", "sdpa-flash"), "transformers": ("sdpa-flash",), "*": ("fa3", "flashinfer")}
+ENGINE_BACKENDS = {"builtin": ("sdpa-packed",), "transformers": ("sdpa-flash",), "*": ("fa3", "flashinfer")}
 FEWEST = 6
 #: Query tokens from which attention is a prompt chunk for sure.
 FIRST_CHUNK = 64

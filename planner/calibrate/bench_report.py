@@ -22,7 +22,7 @@ GEMM_EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ATTENTION_EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 #: Tile descriptor by measured backend.
 DESCRIPTORS = {
-    "sdpa": "cpu", "sdpa-packed": "torch-sdpa", "sdpa-flash": "torch-sdpa", "sdpa-cudnn": "cudnn", "flex": "flex-decode",
+    "sdpa": "cpu", "sdpa-packed": "torch-sdpa-packed", "sdpa-flash": "torch-sdpa", "sdpa-cudnn": "cudnn", "flex": "flex-decode",
     "flashinfer": "flashinfer-fa2", "fa3": "fa3", "triton": "flashinfer-fa2",
 }  # fmt: skip
 

@@ -59,6 +59,9 @@ def verify(  # noqa: PLR0913
     if engine not in ENGINES:
         raise InputError("unknown engine", where="--engine", got=engine, expected=", ".join(ENGINES))
     asked = Asked(drafter or [], draft_lens, batches, workloads, prompts, output_len, targets, k0_tier)
+    if recalibrate is not None and (engine != "builtin" or url is not None):
+        hint = "Adapt a profile to served runs with draftline calibrate --from-bench."
+        raise InputError("only the built-in engine times its rounds", where="--recalibrate", got=url or engine, expected="builtin", hint=hint)
     if url is not None:
         deployment = plan or ({"model": subject, "gpu": gpu, "tp": tp} if subject else None)
         live((url, api_key(api_key_env)), deployment, asked, window_s, as_json)

@@ -21,7 +21,9 @@ def headline(result: Result) -> str:
     parts = []
     if result["mean_regret_frac"] is not None:
         count, right = result["on_off_clear_count"], result["on_off_right_clear_frac"]
-        clear = f" ({percent(right, 0)} of the {count} where the two differ by more than duplicates do)" if count < len(result["choices"]) else ""
+        which = "where the two differ by more than duplicates do"
+        clear = f" ({percent(right, 0)} of the {count} {which})" if count else f" (none of them {which})"
+        clear = "" if count == len(result["choices"]) else clear
         parts.append(
             f"The recommended draft length lost {percent(result['mean_regret_frac'])} of the best measured throughput on average and"
             f" {percent(result['max_regret_frac'])} at worst over {len(result['choices'])} choices;"
@@ -77,6 +79,9 @@ def causes(result: Result) -> list[str]:
     return [f"{len(large)} of {total} arms are more than 10 % off in tokens/s", *(f"{n} by {w}" for n, w in counts)]
 
 
+SERVED_ADVICE = "bring the TPOT of your own serving runs (draftline calibrate --from-bench)"
+
+
 def advice(result: Result) -> list[str]:
     """What to calibrate next, from the largest cause; nothing is fed back by itself."""
     large = [c["gap"] for c in result["cells"] if c.get("gap") and not c["copy"] and abs(c["gap"]["tokens_per_s_log"]) > 0.1]
@@ -87,7 +92,8 @@ def advice(result: Result) -> list[str]:
     if by_acceptance * 2 >= len(large):
         out.append("acceptance: bring counters of this workload (draftline acceptance import) at the draft length that you will run")
     if by_acceptance * 2 < len(large):
-        out.append("cost: the profile or the engine's overheads; draftline verify ... --recalibrate OUT.json writes a profile from this run")
+        how = "draftline verify ... --recalibrate OUT.json writes a profile from this run" if result["engine"] == "builtin" else SERVED_ADVICE
+        out.append(f"cost: the profile or the engine's overheads; {how}")
     return out
 
 

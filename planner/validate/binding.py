@@ -35,8 +35,7 @@ class Choice(NamedTuple):
     @property
     def loss(self) -> float:
         """Share of the best measured arm that this choice loses."""
-        values = {int(a["D"]): self.sweep.value(a) for a in self.sweep.arms}
-        return 1.0 - values[self.draft_len] / max(values.values())
+        return self.sweep.regret(self.draft_len)
 
 
 def setup_of(sweep: Sweep) -> tuple[Any, ...]:
@@ -59,8 +58,18 @@ def scatter(sweep: Sweep, sweeps: Sequence[Sweep], one: int, other: int) -> floa
     return float(np.std(mine, ddof=1)) if len(mine) >= FEWEST_SIBLINGS else None
 
 
+def within(choice: Choice, noise: float | None) -> bool:
+    """Whether what a choice loses, as log rates, is no more than the scatter of its source."""
+    return noise is not None and -math.log1p(-choice.loss) <= noise
+
+
+def _named(setup: tuple[Any, ...], *, assumed: bool) -> str:
+    return f"{setup[0].replace('|', ' / ')}, {setup[1]}, {setup[3]}, {setup[4]} requests" + (" (assumed)" if assumed else "")
+
+
 def binding_rows(choices: Sequence[Choice]) -> list[dict[str, Any]]:
-    """The sweeps that lose more than CLOSE_FRAC by setup: D chosen and best, losses, the source's scatter, and how many lie within it."""
+    """The sweeps that lose more than CLOSE_FRAC by setup: D chosen and best, losses, the source's (largest)
+    scatter, and how many lie within it."""
     every = [c.sweep for c in choices]
     groups: dict[tuple[Any, ...], list[Choice]] = defaultdict(list)
     for c in choices:
@@ -68,17 +77,17 @@ def binding_rows(choices: Sequence[Choice]) -> list[dict[str, Any]]:
             groups[(*setup_of(c.sweep), c.draft_len, c.best)].append(c)
     rows = []
     for key, mine in groups.items():
-        found = scatter(mine[0].sweep, every, mine[0].best, mine[0].draft_len)
-        losses = [-math.log1p(-c.loss) for c in mine]
+        found = [scatter(c.sweep, every, c.best, c.draft_len) for c in mine]
+        known = [x for x in found if x is not None]
         rows.append(
             {
-                "setup": f"{key[0]}, {key[1]}, {key[3]}, {key[4]} requests" + (" (assumed)" if mine[0].sweep.row["concurrency"] is None else ""),
+                "setup": _named(key, assumed=mine[0].sweep.row["concurrency"] is None),
                 "sweeps": len(mine),
                 "chosen": f"D = {mine[0].draft_len}",
                 "best": f"D = {mine[0].best}",
                 "largest loss": max(c.loss for c in mine),
-                "scatter of the source": "-" if found is None else f"{found:.1%}",
-                "within scatter": 0 if found is None else sum(x <= found for x in losses),
+                "scatter of the source": f"{max(known):.1%}" if known else "-",
+                "within scatter": sum(within(c, x) for c, x in zip(mine, found, strict=True)),
             }
         )
     return sorted(rows, key=lambda r: -float(r["largest loss"]))
@@ -89,8 +98,7 @@ def binding_summary(choices: Sequence[Choice], seed: int = 0) -> list[dict[str, 
     90 % interval from resampling whole (source, model) groups."""
     every = [c.sweep for c in choices]
     right = np.asarray([c.loss <= CLOSE_FRAC for c in choices])
-    found = [None if ok else scatter(c.sweep, every, c.best, c.draft_len) for c, ok in zip(choices, right, strict=True)]
-    open_ = np.asarray([s is not None and -math.log1p(-c.loss) <= s for c, s in zip(choices, found, strict=True)])
+    open_ = np.asarray([not ok and within(c, scatter(c.sweep, every, c.best, c.draft_len)) for c, ok in zip(choices, right, strict=True)])
     names = np.asarray([c.sweep.group for c in choices])
     kinds = np.unique(names)
     rng = np.random.default_rng(seed)

@@ -97,4 +97,4 @@ def _cell(key: str, value: object) -> str:
         if math.isnan(value):
             return "-"
         return f"{value:.0f}" if key in COUNTS else f"{value:.3f}" if key in ("interval", "interval_constant", "skill") else f"{value:.1%}"
-    return str(value)
+    return str(value).replace("|", "\\|")  # a group's name may hold the column's own mark

@@ -146,6 +146,11 @@ class Sweep(NamedTuple):
     def off(self) -> dict[str, Any]:
         return next(a for a in self.arms if a["D"] == 0)
 
+    def regret(self, draft_len: int) -> float:
+        """1 - metric(chosen arm) / best measured arm."""
+        values = {int(a["D"]): self.value(a) for a in self.arms}
+        return 1.0 - values[draft_len] / max(values.values())
+
 
 def acceptance_of(arm: Mapping[str, Any]) -> float:
     return float(arm["AL"] or arm.get("al_proxy") or 1.0)

@@ -152,12 +152,6 @@ def score_kernels(rows: Sequence[tuple[tuple[str, ...], dict[str, Any], float]])
 Rule = Callable[[Sweep], int]
 
 
-def regret_of(sweep: Sweep, draft_len: int) -> float:
-    """1 - metric(chosen arm) / best measured arm."""
-    values = {a["D"]: sweep.value(a) for a in sweep.arms}
-    return 1.0 - values[draft_len] / max(values.values())
-
-
 def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> dict[str, Any]:
     """Regret of the planner's D, on/off calls, speedup and absolute errors, bands; sweeps that cannot be used counted by reason."""
     rows, lacking = sweeps(data)
@@ -187,7 +181,7 @@ def score_sweeps(data: Data, *, baseline: bool = True, one_al: bool = False) -> 
                         absolute.append(abs(off_by - 1.0))
                         times.append((answer.tpot_low_s / answer.tpot_s, answer.tpot_high_s / answer.tpot_s, off_by))
         choices.append(Choice(s, chosen))
-        regret = regret_of(s, chosen)
+        regret = s.regret(chosen)
         regrets.append(regret)
         groups[s.group,].append(regret)
         if s.value(s.off) >= (1.0 - ON_OFF_FRAC) * max(map(s.value, s.arms)):
@@ -262,7 +256,7 @@ def simple_rules(data: Data) -> list[dict[str, Any]]:
     }
     out = []
     for name, rule in named.items():
-        regrets = [regret_of(s, rule(s)) for s in rows]
+        regrets = [s.regret(rule(s)) for s in rows]
         out.append(
             {"rule": name, "mean": float(np.mean(regrets)), "p90": quantile(regrets, 0.9), "within_3": float(np.mean([r <= 0.03 for r in regrets]))}
         )

@@ -6,7 +6,7 @@ and every "off" arm has a duplicate whose difference from the first shows what s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ F = NDArray[np.float64]
 #: Bootstrap draws of an interval, and its coverage.
 DRAWS = 400
 COVERAGE_PROB = 0.9
+#: Visits beyond the first of their arm that tell how far rounds follow the reference work.
+FEWEST_REPEATS = 20
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,10 @@ class Visit:
     def total_s(self) -> float:
         return self.draft_s + self.verify_s + self.rest_s
 
-    def at_reference(self, usual_s: float) -> Visit:
-        """As it would have been had the machine run at its usual speed: a shared machine changes it by tens of percent for seconds at a time."""
-        factor = usual_s / self.reference_s
+    def at_reference(self, usual_s: float, power: float = 1.0) -> Visit:
+        """As it would have been had the machine run at its usual speed: a shared machine changes it by tens of percent for seconds at a time.
+        `power`: how far a visit follows the reference work (`reference_power`)."""
+        factor = (usual_s / self.reference_s) ** power
         return replace(self, draft_s=self.draft_s * factor, verify_s=self.verify_s * factor, rest_s=self.rest_s * factor, reference_s=usual_s)
 
     def to_json(self) -> dict[str, Any]:
@@ -97,6 +100,24 @@ class Measured:
     tokens_per_s_high: float
     visits: int
     row_rounds: int
+
+
+def reference_power(repeats: Iterable[Sequence[Visit]]) -> float:
+    """b of round_s ~ reference_s^b, 0..1: the slope of logs within the visits of one arm, over several arms.
+
+    Below 1 where the reference work feels the machine more than a round does (wide passes live less in the cache) or is itself noisy; scaling
+    such visits all the way would add noise. 1 where too few visits tell.
+    """
+    x: list[float] = []
+    y: list[float] = []
+    freedom = 0
+    for visits in repeats:
+        logs = np.log([[v.reference_s, v.total_s / v.rounds] for v in visits])
+        x += (logs[:, 0] - logs[:, 0].mean()).tolist()
+        y += (logs[:, 1] - logs[:, 1].mean()).tolist()
+        freedom += len(visits) - 1
+    spread = float(np.dot(x, x))
+    return float(np.clip(np.dot(x, y) / spread, 0.0, 1.0)) if freedom >= FEWEST_REPEATS and spread > 0.0 else 1.0
 
 
 def round_seconds(visits: Sequence[Visit]) -> float:
@@ -138,6 +159,11 @@ def survival_prob(visits: Sequence[Visit], draft_len: int, *, of_drafting: bool 
 def match_prob(visits: Sequence[Visit]) -> float:
     """Share of (sequence, round) pairs that drafted anything."""
     return sum(v.drafted_at[0] for v in visits) / max(1, sum(v.row_rounds for v in visits))
+
+
+def any_match_prob(match: float, num_seqs: int) -> float:
+    """Share of rounds in which any of the sequences drafted: a round of the built-in engine is as wide as its longest draft."""
+    return float(1.0 - (1.0 - match) ** num_seqs)
 
 
 def drift_frac(measured: Mapping[Arm, Measured]) -> dict[str, float]:

@@ -170,6 +170,7 @@ def choices(measured: Mapping[Arm, Measured], predicted: Mapping[Arm, Predicted]
         regret = 1.0 - measured[said].tokens_per_s / measured[best].tokens_per_s
         noise = drift.get("/".join(map(str, cell)), math.nan)
         margin = abs(max(measured[a].tokens_per_s for a in drafting) / measured[off].tokens_per_s - 1.0)
-        clear = not margin <= max(noise, usual)  # nothing to compare with (NaN) hides nothing
+        floor = max((x for x in (noise, usual) if not math.isnan(x)), default=0.0)  # nothing to compare with hides nothing
+        clear = margin > floor
         out.append(Choice(cell, kind, said.draft_len, best.draft_len, regret, noise, clear))
     return out

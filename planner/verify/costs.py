@@ -18,20 +18,22 @@ import numpy as np
 from gpu_profiles.schema import GpuProfile
 from planner.cases import Case
 from planner.deployment import Deployment, resolve
+from planner.draft import LOOKUP
+from planner.errors import InputError
 from planner.round import round_time
-from planner.verify.arms import Arm, Visit, round_seconds
+from planner.verify.arms import Arm, Visit, any_match_prob, match_prob, round_seconds
 from planner.verify.builtin import TARGETS
 from planner.verify.family import BLOCK, BLOCK_SIZE, HEAD
 from planner.verify.hf_export import llama_config
 
 #: Rows of a pass that the family meets: batch 1 to 8 times 1 + D of 1 to 9.
 ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 40, 64, 72, 128)
-HELD_OUT_ROWS = (6, 12, 33)
+HELD_OUT_ROWS = (6, 12, 33, 96, 448)
 #: Rows on either side of the tiles of GPU kernels; a sweep measures those of them that it meets.
 ROWS_EDGES = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 112, 120, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 #: Fitted terms of a plain step, and those that a drafter adds.
 STEP_TERMS = ("per_step_s", "per_layer_s", "per_seq_s")
-IN_DRAFT = ("per_draft_pass_s", "lookup_base_s", "lookup_per_seq_s")
+IN_DRAFT = ("per_draft_pass_s", "draft_base_s", "draft_per_seq_s", "lookup_base_s", "lookup_per_seq_s")
 IN_REST = ("per_round_s", "per_verified_token_s")
 DRAFT_TERMS = (*IN_DRAFT, *IN_REST)
 
@@ -127,10 +129,13 @@ def heaviest(config: Mapping[str, Any], share: float) -> list[tuple[int, int]]:
 
 def measure_kernels(targets: Sequence[str], budget_s: float, raw: Path, where: Kernels | None = None) -> list[dict[str, Any]]:
     """Records of the microbenchmark; an unfinished raw file is gone on with."""
-    from microbench.session import Settings, run
+    from microbench.session import SessionError, Settings, run
 
     where = where or Kernels()
-    return list(run(Settings(device=where.device, budget_s=budget_s, points=kernel_points(targets, where), passes=2), raw).records)
+    try:
+        return list(run(Settings(device=where.device, budget_s=budget_s, points=kernel_points(targets, where), passes=2), raw).records)
+    except SessionError as error:
+        raise InputError("kernels cannot be measured", where=str(raw), got=str(error)) from None
 
 
 def profile_of(records: Sequence[Mapping[str, Any]], target: str) -> GpuProfile:
@@ -185,6 +190,11 @@ class Seen:
         return round_seconds(self.visits)
 
     @property
+    def any_match(self) -> float | None:
+        """Share of rounds that drafted, for a look-up: the others were plain steps, and their cost is no overhead."""
+        return any_match_prob(match_prob(self.visits), self.arm.num_seqs) if self.arm.drafter in LOOKUP else None
+
+    @property
     def draft_frac(self) -> float:
         """Share of a round that goes into drafting."""
         return sum(v.draft_s for v in self.visits) / sum(v.total_s for v in self.visits)
@@ -227,15 +237,16 @@ class Fitter:
 
     def __init__(self, profile: GpuProfile, folder: Path) -> None:
         self.profile, self.folder = profile, folder
-        self.deployments: dict[tuple[str, str | None], Deployment] = {}
+        self.deployments: dict[tuple[str, str | None, float | None], Deployment] = {}
 
-    def deployment(self, target: str, kind: str | None) -> Deployment:
-        if (target, kind) not in self.deployments:
-            self.deployments[target, kind] = deployment(self.profile, self.folder, target, kind)
-        return self.deployments[target, kind]
+    def deployment(self, target: str, kind: str | None, match: float | None = None) -> Deployment:
+        key = (target, kind, match)
+        if key not in self.deployments:
+            self.deployments[key] = deployment(self.profile, self.folder, target, kind, match)
+        return self.deployments[key]
 
     def terms(self, s: Seen) -> Terms:
-        return terms(self.deployment(s.arm.target, s.arm.drafter), s.arm, s.context_len)
+        return terms(self.deployment(s.arm.target, s.arm.drafter, s.any_match), s.arm, s.context_len)
 
     def step(self, seen: Sequence[Seen]) -> dict[str, float]:
         """Every engine number, those of a plain step fitted to the arms that are off, the others zero."""

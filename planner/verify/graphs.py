@@ -25,7 +25,8 @@ class _Captured(NamedTuple):
 
 
 class Graphed:
-    """A network over one cache. Each (B, q) is captured when it is first met; what a pass returns is overwritten by the next of its shape.
+    """A network over one cache. Each (B, q) is captured when it is first met. Graphs share one memory pool, so that a pass may overwrite
+    what any earlier one returned: take what is needed of it before the next.
 
     Raises ValueError for a second cache: a captured pass writes to the first.
     """

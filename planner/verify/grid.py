@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,7 @@ import torch
 
 from planner.errors import InputError
 from planner.verify import costs
-from planner.verify.arms import Arm, Measured, Visit, measure, survival_prob
+from planner.verify.arms import Arm, Measured, measure, survival_prob
 from planner.verify.builtin import CPU_TARGETS, TARGETS, as_visit, single_thread
 from planner.verify.compare import Predicted, Report, choices
 from planner.verify.drafters import ExternalDrafter
@@ -38,6 +39,8 @@ from planner.verify.nets.transformer import KVCache, Transformer
 from planner.verify.sampling import Sampler
 
 KIND = "external"
+#: Cache slots come in blocks: kernels of a masked pass want aligned rows.
+SLOTS = 64
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class Grid:
     @property
     def longest(self) -> int:
         return max(self.draft_lens)
+
+    def slots(self, cell: tuple[int, int]) -> int:
+        """Cache slots of a cell, which every pass attends to: the context, what the rounds add, and one round's reach, in blocks of SLOTS."""
+        return -(-(cell[1] + (self.rounds + 1) * (1 + self.longest)) // SLOTS) * SLOTS
 
 
 #: 64 x 32k tokens of keys and values would not fit one GPU.
@@ -93,9 +100,8 @@ class State:
     prompts: list[list[int]]
 
     @classmethod
-    def of(cls, target: Transformer, external: Transformer, prompts: list[list[int]], room: int) -> State:
-        """Read the prompts, with `room` further slots a sequence."""
-        slots = len(prompts[0]) + room
+    def of(cls, target: Transformer, external: Transformer, prompts: list[list[int]], slots: int) -> State:
+        """Read the prompts into caches of `slots` a sequence."""
         batch, cache = prefill(target, prompts, slots, Sampler())
         drafter = ExternalDrafter(Graphed(external))
         with torch.inference_mode():
@@ -133,8 +139,17 @@ class GridRun:
         self.notes: list[str] = []
 
     def run(self) -> Report:
+        if self.device == "cuda":
+            if TARGETS[self.grid.target].weights != "bf16":
+                wanted = [name for name, size in TARGETS.items() if size.weights == "bf16"]
+                raise InputError("a GPU runs bf16", where="--target", got=self.grid.target, expected=" or ".join(wanted))
+            torch.backends.cuda.enable_cudnn_sdp(False)  # one kernel for all passes and for the microbenchmark of it
         records = costs.measure_kernels((self.grid.target,), self.grid.kernel_budget_s, self.folder / "kernels.raw.jsonl", self._kernels())
         self.profile = costs.profile_of(records, self.grid.target)
+        dtype = "bf16" if self.device == "cuda" else "fp32"
+        fits: dict[str, Any] = dict(self.profile.calibration or {})["kernels"].get("attention", {})
+        if dtype not in (fits.get("builtin") or fits.get("*") or {}):
+            raise InputError("attention was not measured at enough points", where=str(self.folder), hint="Run again with the same --out to go on.")
         costs.write_profile(self.profile, self.folder)
         self._measure()
         return self._report()
@@ -143,10 +158,12 @@ class GridRun:
         """Rows and query lengths that the grid meets; on a CPU, whose curve over rows has no edges, the usual ones."""
         met = {n * q for n, _ in self.grid.cells for q in range(1, 2 + self.grid.longest)}
         rows = tuple(m for m in costs.ROWS_EDGES if m in met) if self.device == "cuda" else costs.ROWS
-        return costs.Kernels(self.device, rows, self.grid.cells, tuple(q for q in (1, 2, 4, 5, 8, 9, 16) if q <= 1 + self.grid.longest))
+        cells = tuple((n, self.grid.slots((n, s))) for n, s in self.grid.cells)
+        return costs.Kernels(self.device, rows, cells, tuple(q for q in (1, 2, 4, 5, 8, 9, 16) if q <= 1 + self.grid.longest))
 
     def _measure(self) -> None:
-        """Every visit that the journal lacks, cell by cell; a cell that does not fit into memory is left out, with a note."""
+        """Every visit that the journal lacks, cell by cell; a cell that cannot run (too large for the memory, not greedy) is left
+        out, with a note."""
         done = {(r["stage"], Arm(**r["arm"]), r["index"]) for r in self.journal.rows if "visit" in r}
         family = load_family()
         size = TARGETS[self.grid.target]
@@ -159,12 +176,16 @@ class GridRun:
                 self.notes.append(f"out of time before {cell[0]} x {cell[1]} tokens")
                 continue
             try:
-                self._cell(State.of(target, external, prompts_of(family.encode, *cell), (self.grid.rounds + 2) * (2 + self.grid.longest)), todo)
-            except torch.OutOfMemoryError:
-                self.notes.append(f"{cell[0]} x {cell[1]} tokens do not fit into memory")
-                torch.cuda.empty_cache()
+                self._cell(target, external, prompts_of(family.encode, *cell), cell, todo)
+            except (RuntimeError, InputError) as error:  # out of memory comes under several names inside a capture
+                self.notes.append(f"{cell[0]} x {cell[1]} tokens could not run: {str(error).splitlines()[0]}")
+            torch.cuda.empty_cache()  # this cell's caches, before the next one's
 
-    def _cell(self, state: State, todo: Sequence[tuple[str, Arm, int]]) -> None:
+    def _cell(
+        self, target: Transformer, external: Transformer, prompts: list[list[int]], cell: tuple[int, int], todo: Sequence[tuple[str, Arm, int]]
+    ) -> None:
+        state = State.of(target, external, prompts, self.grid.slots(cell))
+        torch.cuda.empty_cache()  # what reading the prompts took, before graphs take their own
         plain = state.run(0, self.grid.rounds)[1]
         gap = greedy_gap(state.target.net, state.prompts[0], plain)  # captured passes against the bare network
         if gap > tie_logit_gap(state.target.net):
@@ -184,24 +205,23 @@ class GridRun:
                 self.notes.append(f"out of time within {arm.cell[2]} x {arm.workload}")
                 return
 
-    def _context_len(self, arm: Arm, visits: Sequence[Visit]) -> float:
-        """Mean context of the timed passes: it grows by the tokens that come out."""
-        emitted = 1.0 + sum(v.accepted for v in visits) / max(1, sum(v.row_rounds for v in visits))
-        return float(int(arm.workload.split()[0]) + emitted * (self.grid.rounds - 1) / 2.0)
+    def _context_len(self, arm: Arm) -> float:
+        """What a pass costs by: all slots of its cache, under a mask."""
+        return float(self.grid.slots((arm.num_seqs, int(arm.workload.split()[0]))))
 
     def _report(self) -> Report:
         if not self.journal.visits(CALIBRATION) or not self.journal.visits(ARMS):
             raise InputError(
                 "nothing to compare yet", got="; ".join(self.notes) or "no visit", hint="Run again with the same --out to go on, with more --budget."
             )
-        seen = [costs.Seen(arm, tuple(v.values()), self._context_len(arm, list(v.values()))) for arm, v in self.journal.visits(CALIBRATION).items()]
+        seen = [costs.Seen(arm, tuple(v.values()), self._context_len(arm)) for arm, v in self.journal.visits(CALIBRATION).items()]
         fitted = costs.fit_overheads(self.profile, self.folder, seen, (KIND,))
         paths = {kind: costs.write_profile(costs.with_engine(self.profile, kind, numbers), self.folder) for kind, numbers in fitted.items()}
         survival = {arm.cell: survival_prob(list(v.values()), self.grid.longest) for arm, v in self.journal.visits(ACCEPTANCE).items()}
         visits = self.journal.visits(ARMS)
         measured: dict[Arm, Measured] = {arm: measure(arm, list(v.values())) for arm, v in visits.items()}
         predicted: dict[Arm, Predicted] = {
-            arm: priced(paths[arm.drafter or "off"], arm, self._context_len(arm, list(v.values())), survival[arm.cell]) for arm, v in visits.items()
+            arm: priced(paths[arm.drafter or "off"], arm, self._context_len(arm), survival[arm.cell]) for arm in visits
         }
         order = {arm_of(self.grid, c, d, copy): i for i, (c, d, copy) in enumerate(itertools.product(self.grid.cells, range(17), (0, 1)))}
         measured = dict(sorted(measured.items(), key=lambda item: order[item[0]]))
@@ -212,10 +232,10 @@ class GridRun:
         return Report("builtin", measured, predicted, choices(measured, predicted), wrong == 0 if checked else None, detail, self._all_notes())
 
     def _all_notes(self) -> tuple[str, ...]:
-        calibrated = " and ".join(f"{n} x {s}" for n, s in self.grid.calibrated)
+        calibrated = " and ".join(dict.fromkeys(f"{arm.num_seqs} x {arm.workload}" for arm in self.journal.visits(CALIBRATION)))
         return (
             f"{self.grid.target} on {self.profile.name}; on a GPU passes are captured as graphs; kernels were measured in this run; the engine's"
-            f" overheads are fitted to rounds of their own at {calibrated} tokens, off, D = {min(self.grid.draft_lens)} and {self.grid.longest}",
+            f" overheads are fitted to rounds of their own at {calibrated}, off, D = {min(self.grid.draft_lens)} and {self.grid.longest}",
             f"acceptance was read in every cell at D = {self.grid.longest}; contexts lie beyond what the family learned, so that it is costs that are"
             " tested",
             *self.notes,
@@ -242,9 +262,9 @@ def main() -> None:
             report = GridRun(grid, asked.device, asked.out, asked.budget).run().to_json()
     except InputError as error:
         parser.error(str(error))
+    sys.stdout.write(text(report) + "\n")
     write_atomic(asked.out / "grid.json", json.dumps(report, indent=1, allow_nan=False) + "\n")
     write_atomic(asked.out / "grid.html", html(report))
-    print(text(report))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Each visit is on disk before the next.
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from planner.draft import LOOKUP
 from planner.prediction import predict
 from planner.verify import costs
-from planner.verify.arms import Arm, Measured, match_prob, measure, survival_prob
+from planner.verify.arms import Arm, Measured, any_match_prob, match_prob, measure, survival_prob
 from planner.verify.builtin import TARGETS, Builtin
 from planner.verify.compare import Predicted, Report, choices
 from planner.verify.family import KINDS, Family, load_family
@@ -24,7 +25,7 @@ from planner.verify.prompts import PromptSet
 #: Stages of a run; calibration decodes text of its own, under its own name.
 CALIBRATION, ACCEPTANCE, ARMS = "calibration", "acceptance", "arms"
 #: Visits of an arm, so that a disturbed one is outvoted; of one that calibrates.
-FEWEST_VISITS, CALIBRATION_VISITS = 3, 5
+FEWEST_VISITS, CALIBRATION_VISITS = 6, 8
 Progress = Callable[[str, int, int], None]
 
 
@@ -39,6 +40,8 @@ class Spec:
     passes: int = 1
     """Every group of prompts is visited that often, and no arm less than `FEWEST_VISITS` times."""
     kernel_budget_s: float = 50.0
+    limit_s: float = 480.0
+    """No visit begins later after the start. Any beginning of the schedule is an even share of it: a slow machine sees every arm less often."""
 
     def arms(self) -> list[Arm]:
         out = []
@@ -71,7 +74,7 @@ FULL = Spec(
         ("inflated", ("code", "structured"), (1,), ("external", "eagle3", "dflash", "ngram")),
         ("inflated-int8", ("code",), (1,), ("external", "eagle3", "ngram")),
     ),
-    draft_lens=(1, 2, 3, 4, 6, 8), kernel_budget_s=120.0,
+    draft_lens=(1, 2, 3, 4, 6, 8), kernel_budget_s=120.0, limit_s=3300.0,
 )  # fmt: skip
 
 
@@ -99,6 +102,7 @@ class Harness:
     def run(self) -> Report:
         """Do what is not done yet, then compare."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.end_s, self.unseen_frac = time.monotonic() + self.spec.limit_s, 0.0
         family = load_family()
         self.engine = self._engine(family)
         self.journal = VisitJournal(self.folder / "visits.jsonl", self.spec)
@@ -138,7 +142,8 @@ class Harness:
         run and random within their share of it: a machine that slows down for minutes slows all arms alike."""
         counts: list[tuple[str, Arm, int]] = [(CALIBRATION, arm, CALIBRATION_VISITS) for arm in self._calibration_arms()]
         counts += [(ACCEPTANCE, arm, self.engine.groups(arm)) for arm in self._acceptance_arms()]
-        counts += [(ARMS, arm, max(self.engine.groups(arm), FEWEST_VISITS) * self.spec.passes) for arm in self.spec.arms()]
+        fewest = {True: 2 * FEWEST_VISITS, False: FEWEST_VISITS}  # off is half of every choice of its cell
+        counts += [(ARMS, arm, max(self.engine.groups(arm), fewest[arm.drafter is None]) * self.spec.passes) for arm in self.spec.arms()]
         timed = [
             ((index + random.Random(f"{stage} {arm.name} {index}").random()) / count, stage, arm, index)
             for stage, arm, count in counts
@@ -151,10 +156,15 @@ class Harness:
         done = {(r["stage"], Arm(**r["arm"]), r["index"]) for r in self.journal.rows}
         todo = [row for row in self._schedule() if row not in done]
         warmed: set[Arm] = set()
+        unseen = {(stage, arm) for stage, arm, _ in todo}
         for count, (stage, arm, index) in enumerate(todo):
+            if time.monotonic() > self.end_s and not unseen:
+                self.unseen_frac = (len(todo) - count) / len(self._schedule())
+                return
             if arm not in warmed:
                 self.engine.warm(arm)
                 warmed.add(arm)
+            unseen.discard((stage, arm))
             visit, verdict = self.engine.visit(arm, index)
             row = {"stage": stage, "arm": asdict(arm), "index": index, "visit": visit.to_json()}
             self.journal.add(row if verdict is None else row | {"lossless": asdict(verdict)})
@@ -187,8 +197,8 @@ class Harness:
         for arm in self.spec.arms():
             kind, key = arm.drafter, (self._speaker(arm.target), arm.workload, arm.drafter)
             rates, match = survival.get(key, []), None
-            if kind in LOOKUP:  # a round of this engine is as wide as its longest draft: it is plain only if no sequence found a match
-                match = 1.0 - (1.0 - matches[key]) ** arm.num_seqs
+            if kind in LOOKUP:
+                match = any_match_prob(matches[key], arm.num_seqs)
                 rates = [s * matches[key] / match for s in rates] if match else rates
             path = paths[arm.target, kind or "off"]
             out[arm] = priced(path, arm, self.context_len[arm.workload], rates, match)
@@ -208,8 +218,13 @@ class Harness:
     def _notes(self) -> tuple[str, ...]:
         longest = max(self.spec.draft_lens)
         low, high = self.journal.reference_spread()
+        powers = sorted(self.journal.reference_powers().values())
+        follow = f"{powers[0]:.2f}" + (f" to {powers[-1]:.2f}" if len(powers) > 1 else "")
+        late = f"out of time: {self.unseen_frac:.0%} of the visits were not made; the same command with this --out makes them"
         return (
-            f"fixed work beside every visit took {low:.2f} to {high:.2f} of its median time (10th to 90th percentile); times are scaled by it",
+            *((late,) if self.unseen_frac else ()),
+            f"fixed work beside every visit took {low:.2f} to {high:.2f} of its median time (10th to 90th percentile); times are scaled by as much of"
+            f" that as repeats of an arm follow (power {follow} by target, batch and drafter)",
             "times are CPU time of one thread (what neighbours take does not count); every output has a fixed length, end-of-text ignored; greedy",
             f"acceptance was read at D = {longest} on the same prompts, lower D are predicted from it; costs were calibrated on other prompts,"
             f" off and D = {min(self.spec.draft_lens)} and {longest}",

@@ -7,6 +7,7 @@ about itself is material to check against its counters (`counters.check_loaded`)
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,10 @@ _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tensorrt
 _PREFIXES = {"vllm:": "vllm", "sglang:": "sglang", "llamacpp:": "llamacpp", "trtllm_": "trtllm"}
 #: Engines' own words -> our drafter kinds. `draft_model` is also how vLLM runs PARD; "external" stands for both.
 KIND_OF_METHOD = {m: k for k, m in reversed(VLLM_METHOD.items())} | {t: k for k, t in LLAMACPP_TYPE.items()} | {"ngram_gpu": "ngram"}
+
+
+#: Keys that engines take from the environment by themselves.
+KEY_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "HF_TOKEN")
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,10 @@ class Endpoint:
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
     def hidden(self, text: str) -> str:
-        """`text` without the key: servers may say it back in their errors and logs."""
-        return text if self.api_key is None else text.replace(self.api_key, "***")
+        """`text` without the key, nor those that a server inherits with the environment: they may say them back in errors and logs."""
+        for secret in filter(None, (self.api_key, *map(os.environ.get, KEY_VARIABLES))):
+            text = text.replace(secret, "***")
+        return text
 
 
 class KeyRefused(InputError):

@@ -144,8 +144,9 @@ class Server:
 def _tail(log: Path, count: int = LAST_LINES) -> str:
     try:
         with log.open("rb") as f:
-            f.seek(max(0, log.stat().st_size - 16384))
-            lines = f.read().decode("utf-8", errors="replace").splitlines()
+            start = max(0, log.stat().st_size - 16384)
+            f.seek(start)
+            lines = f.read().decode("utf-8", errors="replace").splitlines()[1 if start else 0 :]  # half a line may hold half a key
     except OSError:
         return "(no log)"
     return "\n".join(lines[-count:]) or "(the log is empty)"
@@ -182,10 +183,9 @@ def launched(  # noqa: PLR0913
 
 def _hide(log: Path, endpoint: Endpoint) -> None:
     """Engines print their settings, a key that they took from the environment among them."""
-    if endpoint.api_key is not None:
-        written = log.read_text(encoding="utf-8", errors="replace")
-        if (kept := endpoint.hidden(written)) != written:
-            log.write_text(kept, encoding="utf-8")
+    written = log.read_text(encoding="utf-8", errors="replace")
+    if (kept := endpoint.hidden(written)) != written:
+        log.write_text(kept, encoding="utf-8")
 
 
 def _refuse_taken(endpoint: Endpoint) -> None:

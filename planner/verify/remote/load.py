@@ -252,7 +252,7 @@ async def _one(state: _State, client: Any, number: int, worker: int) -> Sent:
         if answer.status_code in (401, 403):
             raise _Stop(str(KeyRefused(state.endpoint, state.endpoint.at(path), answer.status_code)))
         if answer.status_code != 200:
-            said = (await answer.aread())[:200].decode("utf-8", errors="replace").strip()
+            said = state.endpoint.hidden((await answer.aread()).decode("utf-8", errors="replace").strip())[:200]
             raise InputError("the server answers with an error", got=f"{answer.status_code} {said}", expected="status 200")
         async for line in answer.aiter_lines():
             if not line.startswith("data:") or line[5:].strip() == "[DONE]":

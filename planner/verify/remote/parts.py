@@ -77,7 +77,7 @@ def round_lines(measured: Mapping[Arm, Measured], predicted: Mapping[Arm, Predic
         said = None
         if all(arm in predicted for arm in arms):
             rounds = [predicted[arm].round_s for arm in arms]
-            said = line(lengths, rounds, rounds)
+            said = line(lengths, rounds, errors)  # the staircase is weighed alike on both sides
         off = measured.get(Arm(*cell))
         out.append(RoundLine(
             cell[1], cell[2], kind, tuple(sorted(lengths)), a, Z_90 * a_error, b, Z_90 * b_error, None if off is None else off.round_s,

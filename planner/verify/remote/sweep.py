@@ -76,6 +76,7 @@ def run_sweep(  # noqa: PLR0913
     refuses the key ends the run, as the next would too. The key is no part of `Sweep`, which is written to disk."""
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / "arms.jsonl", sweep)
+    journal.keep([r for r in journal.rows if not r.get("error") and measured_of(r) is not None])  # what failed is tried again
     done = {(r["server"], r["workload"], r["num_seqs"]) for r in journal.rows}
     todo = [(w, n) for w in sweep.workloads for n in sweep.batches]
     for i, (drafter, draft_len, copy) in enumerate(sweep.servers):

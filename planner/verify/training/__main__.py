@@ -1,7 +1,7 @@
 """Train the built-in family: tokenizer, target, drafters, in that order, each saved as it ends.
 
 `python -m planner.verify.training --out DIR [--only NAME ...]`. Killed, it goes on where it was when the same command is given again. On a GPU,
-`--device cuda --longer 20` takes minutes; what it makes is another family than the shipped one.
+`--device cuda --longer 20` is what a GPU is for (not run on one yet); what it makes is another family than the shipped one.
 """
 
 from __future__ import annotations
