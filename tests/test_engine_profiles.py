@@ -205,7 +205,7 @@ def test_engine_names() -> None:
     [
         ("cuda_graph_unit", "rows", "mine.json: cuda_graph_unit: unknown word; got 'rows'; expected one of ['tokens', 'seqs']"),
         ("overheads", {"per_step_s": {"value": -1, **GOOD}}, "mine.json: overheads.per_step_s: not above zero; got -1"),
-        ("overheads", {"per_step_s": {"value": 0, **GOOD}}, "mine.json: overheads.eager_per_layer_s: unknown or missing overhead"),
+        ("overheads", {"per_step_s": {"value": 0, **GOOD}}, "mine.json: overheads.draft_base_s: unknown or missing overhead"),
         ("attention_backends", {"gqa": {"hopper": "fa3"}}, "mine.json: attention_backends.gqa: no `default` kernel"),
         ("driver", "x", "mine.json: driver: unknown key"),
         ("overheads_by_arch", {"cdna": {"per_week_s": {"value": 1, **GOOD}}}, "mine.json: overheads_by_arch.cdna.per_week_s: unknown overhead"),

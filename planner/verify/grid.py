@@ -147,7 +147,8 @@ class GridRun:
         records = costs.measure_kernels((self.grid.target,), self.grid.kernel_budget_s, self.folder / "kernels.raw.jsonl", self._kernels())
         self.profile = costs.profile_of(records, self.grid.target)
         dtype = "bf16" if self.device == "cuda" else "fp32"
-        fits: dict[str, Any] = dict(self.profile.calibration or {})["kernels"].get("attention", {})
+        kernels: Any = dict(self.profile.calibration or {})["kernels"]
+        fits = kernels.get("attention", {})
         if dtype not in (fits.get("builtin") or fits.get("*") or {}):
             raise InputError("attention was not measured at enough points", where=str(self.folder), hint="Run again with the same --out to go on.")
         costs.write_profile(self.profile, self.folder)
