@@ -162,7 +162,7 @@ class Deployment:
         model, gpu = self.model, self.gpu
         weights = weight_bytes(self.network, self.layout, self.dtypes, embed_params=model.embed_params, tied=model.tie_embeddings)
         draft = 0.0
-        if self.draft is not None and self.draft.body is not None and self.draft.machine is self.machine:
+        if self.draft is not None and self.draft.body is not None and not self.extra_gpus:
             draft = self.draft.weight_bytes
         self.check_draft_device()
         limits = self.engine.limits(gpu)
@@ -199,7 +199,7 @@ class Deployment:
         kv = cache_bytes(self.network, tp, self.dtypes.kv, context_len=stored) / pp
         state = state_bytes(self.network, tp, self.dtypes.state) * (1.0 + d) / pp
         draft: Num = 0.0
-        if self.draft is not None and self.draft.machine is self.machine:
+        if self.draft is not None and not self.extra_gpus:
             draft = np.where(d > 0, self.draft.cache_bytes(stored), 0.0)
         return np.asarray(kv + state + draft, dtype=np.float64)
 

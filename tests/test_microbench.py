@@ -380,7 +380,7 @@ def test_a_whole_gpu_run_is_analysed_and_the_step_at_128_rows_is_found(monkeypat
     found = fit_profile(store.records)
     entry: Any = (found.profile.calibration or {})["kernels"]
     assert set(entry["gemm"]) == {"*", "builtin", "transformers"}, "fp8 of torch is not the serving engines' fp8"
-    assert set(entry["attention"]) == {"builtin", "transformers"}
+    assert set(entry["attention"]) == {"transformers"}, "the built-in engine calls its packed kernel, which only its own grid measures"
     assert kernel_fit("attention", found.profile, "vllm", "bf16").distance != "own"
     assert kernel_fit("gemm", found.profile, "vllm", "bf16").distance == "own"
 
