@@ -11,10 +11,11 @@ COLOURS = ("#2f6f4f", "#b4532a", "#3b5b92", "#8a6d1d", "#7a3b69", "#2b7a86", "#6
 OFF = "#9aa0a6"
 LAYOUT: dict[str, Any] = {
     "template": "plotly_white",
-    "margin": {"l": 60, "r": 20, "t": 20, "b": 50},
-    "height": 440,
+    "margin": {"l": 60, "r": 20, "t": 84, "b": 50},
+    "height": 500,
     "font": {"family": "Inter, system-ui, sans-serif", "size": 13},
-    "legend": {"orientation": "h", "y": 1.08, "x": 0},
+    # above the plot and under the tool bar, with room for two lines
+    "legend": {"orientation": "h", "y": 1.01, "yanchor": "bottom", "x": 0},
 }
 
 
