@@ -72,13 +72,14 @@ def round_time(dep: Deployment, num_seqs: Num, context_len: Num, draft_len: Num)
     draft = np.zeros(np.broadcast(n, d, verify).shape)
     if dep.drafter is not None and (d > 0).any():
         # a drafter on its own device serves the sequences of every data-parallel group
-        cost = dep.draft_plan.round(n * (dep.layout.dp if dep.extra_gpus else 1), context_len, d)
+        drafted = n * (dep.layout.dp if dep.extra_gpus else 1)
+        cost = dep.draft_plan.round(drafted, context_len, d)
         on = d > 0
         draft = cost.kernel_s + o["per_draft_pass_s"] * cost.passes + 0.0 * verify
         if dep.drafter.kind in LOOKUP:
             draft = draft + np.where(on, o["lookup_base_s"] + o["lookup_per_seq_s"] * n, 0.0)
         else:
-            draft = draft + np.where(on, o["draft_base_s"] + o["draft_per_seq_s"] * n * cost.passes, 0.0)
+            draft = draft + np.where(on, o["draft_base_s"] + o["draft_per_seq_s"] * drafted * cost.passes, 0.0)
         matched = 1.0 if dep.drafter.match_prob is None or dep.drafter.kind not in LOOKUP else dep.drafter.match_prob
         overhead = overhead + np.where(on, matched * (o["per_round_s"] + o["per_verified_token_s"] * n * (width - 1.0)), 0.0)
         overhead = overhead + 0.0 * verify

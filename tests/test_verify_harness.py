@@ -238,14 +238,28 @@ def test_a_small_run_from_end_to_end(tmp_path: Path) -> None:
         harness.verify_builtin(dataclasses.replace(TINY, output_len=9), tmp_path / "run", builtin_prompt_set(), progress)
 
 
-def test_a_run_that_is_out_of_time_has_seen_every_arm(tmp_path: Path) -> None:
+def test_a_run_that_is_out_of_time_has_seen_every_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit passes before the first visit: each arm is visited at least once, the rest is said to be missing and made when asked again."""
     short = dataclasses.replace(TINY, limit_s=0.0)
-    report = harness.verify_builtin(short, tmp_path, builtin_prompt_set(), lambda *_: None)
+
+    def run() -> tuple[Report, int]:
+        report = harness.verify_builtin(short, tmp_path, builtin_prompt_set(), lambda *_: None)
+        return report, len((tmp_path / "visits.jsonl").read_text().splitlines()) - 1
+
+    report, seen = run()
     assert len(report.measured) == 12 and any(n.startswith("out of time: ") for n in report.notes)
-    lines = len((tmp_path / "visits.jsonl").read_text().splitlines())
-    again = harness.verify_builtin(short, tmp_path, builtin_prompt_set(), lambda *_: None)
-    assert len((tmp_path / "visits.jsonl").read_text().splitlines()) > lines and again.measured.keys() == report.measured.keys()
+    assert run()[1] == seen, "every arm was seen: no time, no visit"
+    monkeypatch.setattr(harness.time, "monotonic", lambda: 0.0)
+    whole, every = run()
+    assert seen < every / 3 and whole.measured.keys() == report.measured.keys()
+    assert not any(n.startswith("out of time: ") for n in whole.notes)
+
+
+def test_acceptance_is_read_at_the_largest_batch_of_all_targets(tmp_path: Path) -> None:
+    blocks = (("small", ("code",), (1, 8), ("external",)), ("inflated", ("code",), (1,), ("external", "eagle3")))
+    spec = harness.Spec(blocks, draft_lens=(1, 4))
+    run = harness.Harness(spec, tmp_path, builtin_prompt_set(), lambda *_: None)
+    assert {(a.target, a.drafter, a.num_seqs) for a in run._acceptance_arms()} == {("small", "external", 8), ("small", "eagle3", 1)}
 
 
 def test_targets_of_one_run_keep_their_own_kernels(tmp_path: Path) -> None:
@@ -338,7 +352,7 @@ def test_bad_options_are_one_clear_error(tmp_path: Path, arguments: list[str], w
 
 
 def test_a_grid_prices_and_measures_every_cell_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    small = grid.Grid("small", ((1, 24), (2, 40)), ((1, 24), (2, 40)), (1, 7), rounds=2, visits=1, kernel_budget_s=6.0)
+    small = grid.Grid("small", ((1, 24), (2, 40)), ((1, 24), (2, 40)), (1, 7), rounds=2, visits=1, kernel_budget_s=15.0)
     cut = grid.GridRun(small, "cpu", tmp_path, budget_s=1e-3)  # kernels, then no time for a cell
     with pytest.raises(InputError, match="out of time"):
         cut.run()
@@ -362,7 +376,7 @@ def kernel_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_cell_that_cannot_run_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = grid.Grid("small", ((1, 24), (2, 40)), ((1, 24), (2, 40)), (1, 7), rounds=2, visits=1, kernel_budget_s=6.0)
+    small = grid.Grid("small", ((1, 24), (2, 40)), ((1, 24), (2, 40)), (1, 7), rounds=2, visits=1, kernel_budget_s=15.0)
     whole = grid.State.of
 
     def of(target: Transformer, external: Transformer, prompts: list[list[int]], slots: int) -> grid.State:

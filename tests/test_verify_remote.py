@@ -201,7 +201,7 @@ def test_a_server_that_is_stopped_ends_its_answers(target: Transformer) -> None:
 
 def test_a_live_server_is_read_and_advised(server: EngineServer) -> None:
     end = identify(server.url).endpoint
-    traffic = threading.Thread(target=closed_loop, args=(end, PROMPTS, spec(requests=2000, limit_s=5.0, output_len=32)))
+    traffic = threading.Thread(target=closed_loop, args=(end, PROMPTS, spec(requests=2000, limit_s=5.0, output_len=96)))
     traffic.start()
     time.sleep(0.3)
     reading = read_live(server.url, window_s=1.5, kind="ngram")
@@ -210,7 +210,7 @@ def test_a_live_server_is_read_and_advised(server: EngineServer) -> None:
     assert reading.acceptance is not None and reading.draft_len == DRAFT_LEN and reading.survival_prob is not None
     assert reading.num_seqs == pytest.approx(2, abs=0.5) and reading.tokens_per_s is not None and reading.tokens_per_s > 0
     assert reading.itl_s is not None and reading.tpot_s is not None and reading.tpot_s < reading.itl_s
-    assert reading.output_len == 32 and reading.to_dict()["kind"] is None
+    assert reading.output_len == 96 and reading.to_dict()["kind"] is None
     with pytest.raises(InputError, match=r"does not say which drafter it runs.*Give the drafter's kind"):
         recommend_live(replace(reading, acceptance=replace(reading.acceptance, kind=None)), "Qwen/Qwen3-8B", "h100-sxm")
     advice = recommend_live(reading, "Qwen/Qwen3-8B", "h100-sxm", kind="ngram", max_draft_len=8)

@@ -196,7 +196,11 @@ def builtin_spec(asked: Asked, full: bool, prompts: PromptSet) -> Spec:
         (name, texts or usual, sizes or seqs, tuple(k for k in drafters if not kinds or k in kinds))
         for name, (usual, seqs, drafters) in ((n, usual_blocks.get(n, usual_blocks["inflated"])) for n in names)
     ]
-    return replace(spec, output_len=asked.tokens(spec.output_len), draft_lens=lengths, blocks=tuple(b for b in blocks if b[3]))
+    blocks = [b for b in blocks if b[3]]
+    if not blocks:
+        got = f"{', '.join(kinds)} on {', '.join(names)}"
+        raise InputError("these targets have no such drafter", where="--drafter", got=got, expected=", ".join(usual_blocks["inflated"][2]))
+    return replace(spec, output_len=asked.tokens(spec.output_len), draft_lens=lengths, blocks=tuple(blocks))
 
 
 def served(  # noqa: PLR0913

@@ -22,7 +22,7 @@ def headline(result: Result) -> str:
     if result["mean_regret_frac"] is not None:
         count, right = result["on_off_clear_count"], result["on_off_right_clear_frac"]
         which = "where the two differ by more than duplicates do"
-        clear = f" ({percent(right, 0)} of the {count} {which})" if count else f" (none of them {which})"
+        clear = f" ({percent(right, 0)} of the {count} {which})" if count else " (in no choice do the two differ by more than duplicates do)"
         clear = "" if count == len(result["choices"]) else clear
         parts.append(
             f"The recommended draft length lost {percent(result['mean_regret_frac'])} of the best measured throughput on average and"
@@ -79,7 +79,11 @@ def causes(result: Result) -> list[str]:
     return [f"{len(large)} of {total} arms are more than 10 % off in tokens/s", *(f"{n} by {w}" for n, w in counts)]
 
 
-SERVED_ADVICE = "bring the TPOT of your own serving runs (draftline calibrate --from-bench)"
+#: What mends costs, by engine; servers are calibrated from their own runs.
+COST_ADVICE = {
+    "builtin": "draftline verify ... --recalibrate OUT.json writes a profile from this run",
+    "builtin-grid": "more calibrated cells, or kernels measured for longer",
+}
 
 
 def advice(result: Result) -> list[str]:
@@ -92,7 +96,7 @@ def advice(result: Result) -> list[str]:
     if by_acceptance * 2 >= len(large):
         out.append("acceptance: bring counters of this workload (draftline acceptance import) at the draft length that you will run")
     if by_acceptance * 2 < len(large):
-        how = "draftline verify ... --recalibrate OUT.json writes a profile from this run" if result["engine"] == "builtin" else SERVED_ADVICE
+        how = COST_ADVICE.get(result["engine"], "bring the TPOT of your own serving runs (draftline calibrate --from-bench)")
         out.append(f"cost: the profile or the engine's overheads; {how}")
     return out
 

@@ -132,6 +132,9 @@ class GridRun:
     """A run in one folder."""
 
     def __init__(self, grid: Grid, device: str, folder: Path, budget_s: float) -> None:
+        if device == "cuda" and TARGETS[grid.target].weights != "bf16":
+            wanted = [name for name, size in TARGETS.items() if size.weights == "bf16"]
+            raise InputError("a GPU runs bf16", where="--target", got=grid.target, expected=" or ".join(wanted))
         self.grid, self.device, self.folder = grid, device, folder
         self.deadline = time.monotonic() + budget_s
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,9 +143,6 @@ class GridRun:
 
     def run(self) -> Report:
         if self.device == "cuda":
-            if TARGETS[self.grid.target].weights != "bf16":
-                wanted = [name for name, size in TARGETS.items() if size.weights == "bf16"]
-                raise InputError("a GPU runs bf16", where="--target", got=self.grid.target, expected=" or ".join(wanted))
             torch.backends.cuda.enable_cudnn_sdp(False)  # one kernel for all passes and for the microbenchmark of it
         records = costs.measure_kernels((self.grid.target,), self.grid.kernel_budget_s, self.folder / "kernels.raw.jsonl", self._kernels())
         self.profile = costs.profile_of(records, self.grid.target)
@@ -150,7 +150,9 @@ class GridRun:
         kernels: Any = dict(self.profile.calibration or {})["kernels"]
         fits = kernels.get("attention", {})
         if dtype not in (fits.get("builtin") or fits.get("*") or {}):
-            raise InputError("attention was not measured at enough points", where=str(self.folder), hint="Run again with the same --out to go on.")
+            raise InputError(
+                "attention was not measured at enough points", where=str(self.folder), hint="Choose another --out, on a quieter machine."
+            )
         costs.write_profile(self.profile, self.folder)
         self._measure()
         return self._report()
@@ -179,7 +181,7 @@ class GridRun:
             try:
                 self._cell(target, external, prompts_of(family.encode, *cell), cell, todo)
             except (RuntimeError, InputError) as error:  # out of memory comes under several names inside a capture
-                self.notes.append(f"{cell[0]} x {cell[1]} tokens could not run: {str(error).splitlines()[0]}")
+                self.notes.append(f"{cell[0]} x {cell[1]} tokens could not run: {(str(error).splitlines() or [type(error).__name__])[0]}")
             torch.cuda.empty_cache()  # this cell's caches, before the next one's
 
     def _cell(
@@ -211,7 +213,8 @@ class GridRun:
         return float(self.grid.slots((arm.num_seqs, int(arm.workload.split()[0]))))
 
     def _report(self) -> Report:
-        if not self.journal.visits(CALIBRATION) or not self.journal.visits(ARMS):
+        calibrated = {arm.drafter for arm in self.journal.visits(CALIBRATION)}
+        if calibrated != {None, KIND} or not self.journal.visits(ARMS):
             raise InputError(
                 "nothing to compare yet", got="; ".join(self.notes) or "no visit", hint="Run again with the same --out to go on, with more --budget."
             )
@@ -230,7 +233,7 @@ class GridRun:
         wrong = sum(len(c["wrong"]) for c in checked)
         same, ties = (sum(c[k] for c in checked) for k in ("identical", "ties"))
         detail = f"of the first sequence {same} outputs identical, {ties} part at a tie of two logits, {wrong} wrong"
-        return Report("builtin", measured, predicted, choices(measured, predicted), wrong == 0 if checked else None, detail, self._all_notes())
+        return Report("builtin-grid", measured, predicted, choices(measured, predicted), wrong == 0 if checked else None, detail, self._all_notes())
 
     def _all_notes(self) -> tuple[str, ...]:
         calibrated = " and ".join(dict.fromkeys(f"{arm.num_seqs} x {arm.workload}" for arm in self.journal.visits(CALIBRATION)))

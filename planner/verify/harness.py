@@ -41,7 +41,7 @@ class Spec:
     """Every group of prompts is visited that often, and no arm less than `FEWEST_VISITS` times."""
     kernel_budget_s: float = 50.0
     limit_s: float = 480.0
-    """No visit begins later after the start. Any beginning of the schedule is an even share of it: a slow machine sees every arm less often."""
+    """Once every arm was seen, no visit begins later after the start: a slow machine sees every arm less often."""
 
     def arms(self) -> list[Arm]:
         out = []
@@ -130,7 +130,10 @@ class Harness:
 
     def _acceptance_arms(self) -> list[Arm]:
         """Acceptance is read once per workload and kind, at the longest draft; the widths below it are predicted from that."""
-        asked = {(self._speaker(b[0]), w, k): max(b[2]) for b in self.spec.blocks for w in b[1] for k in b[3]}
+        asked: dict[tuple[str, str, str], int] = {}
+        for target, workloads, batches, kinds in self.spec.blocks:
+            for key in ((self._speaker(target), w, k) for w in workloads for k in kinds):
+                asked[key] = max(asked.get(key, 0), *batches)
         return [Arm(target, w, n, k, max(self.spec.draft_lens)) for (target, w, k), n in asked.items()]
 
     def _speaker(self, target: str) -> str:
@@ -139,13 +142,14 @@ class Harness:
 
     def _schedule(self) -> list[tuple[str, Arm, int]]:
         """(stage, arm, visit) in the order in which they run. The visits of every arm, those that calibrate among them, are spread evenly over the
-        run and random within their share of it: a machine that slows down for minutes slows all arms alike."""
+        run and random within their share of it: a machine that slows down for minutes slows all arms alike. Every arm is seen early once."""
         counts: list[tuple[str, Arm, int]] = [(CALIBRATION, arm, CALIBRATION_VISITS) for arm in self._calibration_arms()]
         counts += [(ACCEPTANCE, arm, self.engine.groups(arm)) for arm in self._acceptance_arms()]
-        fewest = {True: 2 * FEWEST_VISITS, False: FEWEST_VISITS}  # off is half of every choice of its cell
-        counts += [(ARMS, arm, max(self.engine.groups(arm), fewest[arm.drafter is None]) * self.spec.passes) for arm in self.spec.arms()]
+        for arm in self.spec.arms():  # off is half of every choice of its cell; its duplicate shows the noise of an arm that drafts
+            fewest = FEWEST_VISITS if arm.drafter is not None or arm.copy else 2 * FEWEST_VISITS
+            counts.append((ARMS, arm, max(self.engine.groups(arm), fewest) * self.spec.passes))
         timed = [
-            ((index + random.Random(f"{stage} {arm.name} {index}").random()) / count, stage, arm, index)
+            ((index + random.Random(f"{stage} {arm.name} {index}").random()) / max(count, FEWEST_VISITS), stage, arm, index)
             for stage, arm, count in counts
             for index in range(count)
         ]  # fmt: skip
@@ -154,12 +158,13 @@ class Harness:
     def _visit_all(self) -> None:
         """Every visit that the journal does not hold."""
         done = {(r["stage"], Arm(**r["arm"]), r["index"]) for r in self.journal.rows}
-        todo = [row for row in self._schedule() if row not in done]
+        schedule = self._schedule()
+        todo = [row for row in schedule if row not in done]
         warmed: set[Arm] = set()
-        unseen = {(stage, arm) for stage, arm, _ in todo}
+        unseen = {row[:2] for row in schedule} - {row[:2] for row in done}
         for count, (stage, arm, index) in enumerate(todo):
             if time.monotonic() > self.end_s and not unseen:
-                self.unseen_frac = (len(todo) - count) / len(self._schedule())
+                self.unseen_frac = (len(todo) - count) / len(schedule)
                 return
             if arm not in warmed:
                 self.engine.warm(arm)

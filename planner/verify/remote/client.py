@@ -28,6 +28,8 @@ KIND_OF_METHOD = {m: k for k, m in reversed(VLLM_METHOD.items())} | {t: k for k,
 
 #: Keys that engines take from the environment by themselves.
 KEY_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "HF_TOKEN")
+#: A shorter value there is a placeholder; hiding it ("vllm", say) would blot out what servers say.
+SHORTEST_KEY = 8
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Endpoint:
 
     def hidden(self, text: str) -> str:
         """`text` without the key, nor those that a server inherits with the environment: they may say them back in errors and logs."""
-        for secret in filter(None, (self.api_key, *map(os.environ.get, KEY_VARIABLES))):
+        inherited = (value for name in KEY_VARIABLES if len(value := os.environ.get(name, "")) >= SHORTEST_KEY)
+        for secret in sorted(filter(None, (self.api_key, *inherited)), key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
 

@@ -149,7 +149,7 @@ def _tail(log: Path, count: int = LAST_LINES) -> str:
             lines = f.read().decode("utf-8", errors="replace").splitlines()[1 if start else 0 :]  # half a line may hold half a key
     except OSError:
         return "(no log)"
-    return "\n".join(lines[-count:]) or "(the log is empty)"
+    return "\n".join(lines[-count:]) or ("(the last line of the log is too long to show)" if start else "(the log is empty)")
 
 
 @contextmanager

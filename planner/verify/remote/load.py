@@ -257,7 +257,7 @@ async def _one(state: _State, client: Any, number: int, worker: int) -> Sent:
         async for line in answer.aiter_lines():
             if not line.startswith("data:") or line[5:].strip() == "[DONE]":
                 continue
-            event = _event(line[5:])
+            event = _event(line[5:], state.endpoint)
             own |= {k: event[k] for k in _OWN if isinstance(event.get(k), Mapping)}
             own |= {"tokens_predicted": event["tokens_predicted"]} if event.get("stop") and "tokens_predicted" in event else {}
             text, carried = _text(event)
@@ -273,15 +273,15 @@ async def _one(state: _State, client: Any, number: int, worker: int) -> Sent:
     return Sent(prompt, worker, start, tuple(chunks), end, tokens, "".join(texts), own)
 
 
-def _event(data: str) -> Mapping[str, Any]:
+def _event(data: str, endpoint: Endpoint) -> Mapping[str, Any]:
     try:
         event = json.loads(data)
     except (ValueError, RecursionError):
         event = None
     if not isinstance(event, Mapping):
-        raise InputError("a streamed event cannot be read", got=data.strip()[:80], expected="a JSON object")
+        raise InputError("a streamed event cannot be read", got=endpoint.hidden(data.strip())[:80], expected="a JSON object")
     if event.get("error"):
-        raise InputError("the server reports an error in the stream", got=str(event["error"])[:200])
+        raise InputError("the server reports an error in the stream", got=endpoint.hidden(str(event["error"]))[:200])
     return event
 
 
