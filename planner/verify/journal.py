@@ -61,8 +61,8 @@ class VisitJournal(Journal):
         return out
 
     def reference_powers(self) -> dict[tuple[str, int, str | None], float]:
-        """By target, batch and drafter, the power of the reference work's time that rounds follow, from repeats of one arm: plain decoding at batch 1
-        is that very work and follows it fully."""
+        """By target, batch and drafter, the power of the reference work's time that rounds follow, from repeats of one
+        arm, over all stages: it takes differences within arms, never their level."""
         found: dict[tuple[str, int, str | None], list[list[Visit]]] = defaultdict(list)
         for (_, arm), seen in self._raw().items():
             found[arm.target, arm.num_seqs, arm.drafter].append(list(seen.values()))
