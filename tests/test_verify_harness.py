@@ -154,7 +154,7 @@ def test_text_fits_80_columns_and_the_page_holds_every_arm(report: Report) -> No
     assert "20.0 %" in text and "identical" in text
     page = verification.html(out)
     assert page.count("<tr>") == 2 + 1 + 4 and "src=" not in page.split("<main>")[0]
-    assert "none of them where the two differ" in verification.headline({**out, "on_off_clear_count": 0, "on_off_right_clear_frac": None})
+    assert "in no choice do the two differ" in verification.headline({**out, "on_off_clear_count": 0, "on_off_right_clear_frac": None})
     far = {**out, "cells": [{**c, "gap": {**c["gap"], "why": "cost", "tokens_per_s_log": 0.5}} for c in out["cells"]]}
     assert "--recalibrate" in verification.advice(far)[0] and "--from-bench" in verification.advice({**far, "engine": "vllm"})[0]
     assert "OUTPUTS DIFFER" in verification.headline({**out, "lossless": False})
